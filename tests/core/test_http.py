@@ -1,4 +1,4 @@
-"""The server's decisions: the table of `http_rules`, and what a table cannot say."""
+"""The decisions of the HTTP server: the table of `http_rules`, and the cases that do not fit into a table."""
 
 from __future__ import annotations
 
@@ -100,7 +100,7 @@ def verdict_on(rule: Rule) -> Verdict:
 
 
 def as_reply(verdict: Verdict) -> tuple[Reply, str]:
-    """What a driver would send, and what is left to it."""
+    """The reply that a driver sends, and the kind of response that it may choose."""
     match verdict:
         case Reply():
             return verdict, ""
@@ -119,7 +119,7 @@ def all_rules() -> Iterator[object]:
 
 
 @pytest.mark.parametrize("rule", list(all_rules()))
-def test_every_request_gets_the_answer_of_the_table(rule: Rule) -> None:
+def test_each_request_gets_the_reply_of_the_table(rule: Rule) -> None:
     reply, answer = as_reply(verdict_on(rule))
     assert reply.status == rule.status
     headers = Headers(reply.headers)
@@ -156,7 +156,7 @@ def test_a_session_that_is_refused_is_refused_before_the_body(rule: Rule) -> Non
 @pytest.mark.parametrize(
     "place", [{}, {"session": A.name, "path": "/messages?session={session}", "policy": SSE}], ids=["endpoint", "sse"]
 )
-def test_a_malformed_response_is_refused_and_still_ends_what_it_answers(place: dict[str, Any]) -> None:
+def test_a_malformed_response_is_refused_but_ends_its_request(place: dict[str, Any]) -> None:
     verdict = verdict_on(in_session("malformed", 400, body={"jsonrpc": "2.0", "id": 7, "result": 1}, **place))
     assert isinstance(verdict, Deliver)
     assert isinstance(verdict.message, InvalidMessage)
@@ -216,7 +216,7 @@ def test_screening_first_gives_the_same_verdict() -> None:
             assert again == verdict_on(rule)
 
 
-def test_what_is_served_comes_with_its_terms() -> None:
+def test_a_verdict_to_serve_has_the_terms_of_the_request() -> None:
     message = request("tools/list", {"_meta": meta()})
     served = verdict_on(modern("modern", 200, body=message))
     assert served == Serve(Request(1, "tools/list", message["params"]), E, None, False, Answer.EITHER, ())
@@ -230,7 +230,7 @@ def test_what_is_served_comes_with_its_terms() -> None:
     assert batch == Serve(Batch((Request(1, "ping"), Notification("x"))), B, SESSION, False, Answer.EITHER, ())
 
 
-def test_what_is_accepted_comes_with_its_terms() -> None:
+def test_a_verdict_to_deliver_has_the_terms_of_the_message() -> None:
     note = notification("notifications/cancelled", {"requestId": 1})
     assert verdict_on(modern("modern", 202, body=note)) == Deliver(
         Notification("notifications/cancelled", {"requestId": 1}), E, None, ()
@@ -255,7 +255,7 @@ def test_without_sessions_the_header_names_the_revision(header: str | None, revi
     assert verdict.session is None
 
 
-def test_the_session_knows_its_revision_better_than_the_header() -> None:
+def test_the_revision_of_the_session_overrides_the_header() -> None:
     verdict = verdict_on(in_session("confused", 200, headers={"MCP-Protocol-Version": B.name}))
     assert isinstance(verdict, Serve)
     assert verdict.revision is D
@@ -326,7 +326,7 @@ def test_a_session_is_for_its_own_principal() -> None:
     ],
     ids=lambda each: getattr(each, "about", ""),
 )
-def test_a_version_that_is_not_served_is_told_which_are(rule: Rule, requested: str) -> None:
+def test_the_error_of_an_unserved_version_lists_the_served_ones(rule: Rule, requested: str) -> None:
     reply, _ = as_reply(verdict_on(rule))
     assert reply.error is not None
     served = HttpPolicy(**rule.policy).revisions
@@ -334,7 +334,7 @@ def test_a_version_that_is_not_served_is_told_which_are(rule: Rule, requested: s
 
 
 @pytest.mark.parametrize("name", ["Mcp-Session-Id", "MCP-Protocol-Version", "Mcp-Method", "Mcp-Name", "Last-Event-ID"])
-def test_every_header_of_every_revision_may_be_sent_and_read_by_an_allowed_page(name: str) -> None:
+def test_an_allowed_page_may_send_and_read_the_headers_of_mcp(name: str) -> None:
     headers = Headers([("Host", "localhost"), ("Origin", "http://localhost:5173")])
     preflight = screen(HttpPolicy(), HttpRequest("OPTIONS", "/mcp", headers))
     assert isinstance(preflight, Reply)
@@ -349,7 +349,7 @@ def test_options_without_an_origin_is_no_preflight() -> None:
     assert reply == Reply(204, (("Allow", "GET, POST, DELETE, OPTIONS"),))
 
 
-def test_everything_an_allowed_page_gets_says_that_it_may_read_it() -> None:
+def test_each_reply_to_an_allowed_page_has_cors_headers() -> None:
     origin = {"Origin": "http://localhost:5173"}
     for rule in [
         modern("served", 200, headers=origin),
@@ -364,7 +364,7 @@ def test_everything_an_allowed_page_gets_says_that_it_may_read_it() -> None:
 
 
 @req("http-107")
-def test_the_headers_of_an_answer() -> None:
+def test_the_headers_of_a_reply() -> None:
     stream = Headers(reply_headers((), stream=True))
     assert stream["Content-Type"] == "text/event-stream"
     assert stream["X-Accel-Buffering"] == "no"
@@ -394,7 +394,7 @@ def test_the_status_of_an_error_depends_on_the_revision(code: int, status: int) 
     assert {status_for(each, code) for each in LEGACY} == {200}
 
 
-def test_a_driver_can_refuse_for_reasons_of_its_own() -> None:
+def test_a_driver_can_build_its_own_refusal() -> None:
     reply = refusal(429, Error(None, -32600, "too many sessions"), (("Vary", "Origin"),), (("Retry-After", "5"),))
     assert reply.status == 429
     assert Headers(reply.headers)["Retry-After"] == "5"
@@ -447,7 +447,7 @@ def test_the_endpoint_event_leads_to_the_message_path() -> None:
         ({"allowed_hosts": "example.com"}, "list"),
     ],
 )
-def test_settings_that_make_no_sense_are_refused_by_name(settings: dict[str, object], word: str | None) -> None:
+def test_the_error_of_an_invalid_setting_names_it(settings: dict[str, object], word: str | None) -> None:
     if word is None:
         HttpPolicy(**settings)  # type: ignore[arg-type]
     else:
@@ -510,7 +510,9 @@ def test_long_values_are_cut_in_messages(rule: Rule) -> None:
     st.booleans(),
 )
 @settings(max_examples=150, deadline=None)
-def test_nothing_that_comes_raises(method: str, target: str, headers: dict[str, str], body: bytes, right: bool) -> None:
+def test_no_request_causes_an_exception(
+    method: str, target: str, headers: dict[str, str], body: bytes, right: bool
+) -> None:
     fields = {**(BASE if right else {}), **headers}
     asked = HttpRequest(method, target, Headers(fields.items()), body)
     policy = HttpPolicy(**SSE)
@@ -519,14 +521,14 @@ def test_nothing_that_comes_raises(method: str, target: str, headers: dict[str, 
     assert 200 <= reply.status < 500
 
 
-def test_a_good_head_is_all_that_screening_asks_for() -> None:
+def test_screening_needs_only_the_head() -> None:
     head = screen(HttpPolicy(), HttpRequest("POST", "/mcp", Headers(BASE.items())))
     assert isinstance(head, Screened)
     assert head.answer is Answer.EITHER
     assert not head.websocket
 
 
-def test_a_driver_is_told_where_websockets_are_and_goes_on_by_itself() -> None:
+def test_screening_marks_a_request_at_the_websocket_path() -> None:
     for path in ("/ws", "/ws/", "/ws?token=x"):
         asked = HttpRequest("GET", path, {"Host": "localhost", "Origin": "http://localhost:5173"})
         head = screen(HttpPolicy(**WEBSOCKETS), asked)
@@ -536,7 +538,7 @@ def test_a_driver_is_told_where_websockets_are_and_goes_on_by_itself() -> None:
     assert isinstance(screen(HttpPolicy(), HttpRequest("GET", "/ws", {"Host": "localhost"})), Reply)
 
 
-def test_what_asks_for_no_websocket_is_told_where_messages_go() -> None:
+def test_a_plain_get_at_the_websocket_path_is_told_the_endpoint() -> None:
     asked = HttpRequest("GET", "/ws", {"Host": "localhost"})
     verdict = judge(HttpPolicy(path="/tools", **WEBSOCKETS), asked)
     assert isinstance(verdict, Reply)
@@ -553,7 +555,7 @@ def test_what_asks_for_no_websocket_is_told_where_messages_go() -> None:
     ],
 )
 @pytest.mark.parametrize("path", ["/mcp", "/socket"])
-def test_who_asks_for_a_websocket_elsewhere_is_told_where_they_are(policy: HttpPolicy, said: bytes, path: str) -> None:
+def test_an_upgrade_at_another_path_is_told_the_websocket_path(policy: HttpPolicy, said: bytes, path: str) -> None:
     asked = HttpRequest("GET", path, {"Host": "localhost", "Upgrade": "WebSocket", "Connection": "Upgrade"})
     verdict = judge(policy, asked)
     assert isinstance(verdict, Reply)
@@ -568,7 +570,7 @@ def test_who_asks_for_a_websocket_elsewhere_is_told_where_they_are(policy: HttpP
 @pytest.mark.parametrize(
     ("method", "path"), [("GET", "/elsewhere"), ("POST", "/ws"), ("GET", "/ws"), ("POST", "/sse"), ("GET", "/messages")]
 )
-def test_who_misses_the_endpoint_is_told_where_it_is_mounted(method: str, path: str) -> None:
+def test_a_request_at_another_path_is_told_the_mounted_endpoint(method: str, path: str) -> None:
     asked = HttpRequest(method, path, {**BASE, "Accept": "*/*"})
     verdict = judge(HttpPolicy(**SSE, **WEBSOCKETS), attrs.evolve(asked, prefix="/tools"))
     assert isinstance(verdict, Reply)
@@ -576,7 +578,7 @@ def test_who_misses_the_endpoint_is_told_where_it_is_mounted(method: str, path: 
 
 
 @pytest.mark.parametrize("policy", [HttpPolicy(), HttpPolicy(json_only=True), HttpPolicy(sessions=False)])
-def test_a_person_with_a_browser_is_told_what_this_is(policy: HttpPolicy) -> None:
+def test_a_browser_is_told_that_this_is_an_mcp_endpoint(policy: HttpPolicy) -> None:
     accept = "text/html,application/xhtml+xml,*/*;q=0.8"
     verdict = judge(policy, HttpRequest("GET", "/mcp", {"Host": "localhost", "Accept": accept}))
     assert isinstance(verdict, Reply)
@@ -587,14 +589,14 @@ def test_a_person_with_a_browser_is_told_what_this_is(policy: HttpPolicy) -> Non
         assert b"page" not in verdict.body
 
 
-def test_the_version_that_is_not_served_is_named() -> None:
+def test_the_error_names_the_version_that_is_not_served() -> None:
     rule = modern("unknown", 400, headers={"MCP-Protocol-Version": "2099"}, params={"_meta": meta("2099")})
     reply, _ = as_reply(verdict_on(rule))
     assert reply.error is not None
     assert "'2099'" in reply.error.message
 
 
-def test_fields_that_come_again_are_judged_by_what_they_come_with() -> None:
+def test_headers_seen_before_are_screened_with_the_new_request() -> None:
     headers, policy = Headers(BASE.items()), HttpPolicy()
     good = screen(policy, HttpRequest("POST", "/mcp", headers))
     assert screen(policy, HttpRequest("POST", "/mcp", headers)) == good

@@ -1,4 +1,4 @@
-"""The client's decisions: what to send, and what a reply means."""
+"""The decisions of the HTTP client: the headers of a request, and the meaning of a reply."""
 
 from __future__ import annotations
 
@@ -111,7 +111,7 @@ def reply(asked: Exchange, status: int, body: bytes | Message = b"", **headers: 
     return read_reply(asked, status, Headers(fields.items()), content)
 
 
-# What to send.
+# The headers of a request.
 
 
 @req("http-09", "http-55", "http-62", "http-63", "http-119")
@@ -145,7 +145,7 @@ def test_a_legacy_message_is_posted_with_its_session_and_version(asked: Exchange
         (NOTE, {"Mcp-Method": "notifications/initialized"}),
     ],
 )
-def test_a_modern_message_is_mirrored_and_knows_no_session(message: Message, fields: dict[str, str]) -> None:
+def test_a_modern_message_is_mirrored_and_has_no_session_id(message: Message, fields: dict[str, str]) -> None:
     sent = dict(request_headers(exchange(message, E, session=SESSION), mirrors=MIRRORS))
     wanted = {"Content-Type": "application/json", "Accept": "application/json, text/event-stream"}
     assert sent == {**wanted, "MCP-Protocol-Version": E.name, **fields}
@@ -179,12 +179,12 @@ def test_streams_are_opened_and_sessions_ended_with_their_id() -> None:
         (fault(-1), E),
     ],
 )
-def test_what_may_not_be_posted_is_our_callers_mistake(message: Message, revision: Revision) -> None:
+def test_posting_a_message_that_the_revision_forbids_is_a_usage_error(message: Message, revision: Revision) -> None:
     with pytest.raises(UsageError):
         request_headers(exchange(message, revision))
 
 
-def test_an_argument_that_no_header_can_hold_is_our_callers_mistake() -> None:
+def test_an_argument_that_no_header_can_hold_is_a_usage_error() -> None:
     message = Request(1, "tools/call", {"name": "t", "arguments": {"region": []}})
     with pytest.raises(UsageError, match="region"):
         request_headers(exchange(message, E), mirrors=MIRRORS)
@@ -194,7 +194,7 @@ def test_an_argument_that_no_header_can_hold_is_our_callers_mistake() -> None:
 @pytest.mark.parametrize(
     "message", [CALL, DISCOVER, LIST, NOTE, INITIALIZE, Response(1, {})], ids=lambda each: type(each).__name__
 )
-def test_the_server_takes_what_the_client_sends(message: Message, revision: Revision) -> None:
+def test_the_server_accepts_the_messages_of_the_client(message: Message, revision: Revision) -> None:
     if isinstance(message, Request) and message is not INITIALIZE:
         without = {name: value for name, value in message.params.items() if name != "_meta"}
         message = attrs.evolve(message, params=without if revision.handshake else {**without, **META})
@@ -214,7 +214,7 @@ def test_the_server_takes_what_the_client_sends(message: Message, revision: Revi
 
 
 @pytest.mark.parametrize("revision", LEGACY, ids=str)
-def test_the_server_takes_the_clients_get_and_delete(revision: Revision) -> None:
+def test_the_server_accepts_get_and_delete_of_the_client(revision: Revision) -> None:
     facts = {SESSION: SessionFacts(revision)}
     for method, wanted in [("GET", OpenStream), ("DELETE", EndSession)]:
         asked = exchange(None, revision, method=method, session=SESSION, last_event_id="1-0")
@@ -222,7 +222,7 @@ def test_the_server_takes_the_clients_get_and_delete(revision: Revision) -> None
         assert isinstance(judge(HttpPolicy(), HttpRequest(method, "/mcp", headers), find_session=facts.get), wanted)
 
 
-# What a reply means.
+# The meaning of a reply.
 
 
 @req("http-19")
@@ -235,7 +235,7 @@ def test_an_answer_comes_as_json_or_as_a_stream(revision: Revision) -> None:
 
 
 @req("http-21")
-def test_an_answer_to_a_batch_may_be_one() -> None:
+def test_an_answer_to_a_batch_may_be_a_batch() -> None:
     asked = exchange(Batch((LIST, NOTE)), B)
     assert reply(asked, 200, b'[{"jsonrpc":"2.0","id":1,"result":{}}]', **JSON) == AnswerReceived(
         Batch((Response(1, {}),))
@@ -247,14 +247,14 @@ def test_an_answer_to_a_batch_may_be_one() -> None:
 
 
 @req("http-126")
-def test_an_answer_to_a_batch_answers_all_of_it() -> None:
+def test_an_answer_to_a_batch_must_be_complete() -> None:
     asked = exchange(Batch((LIST, attrs.evolve(LIST, id=2), NOTE)), B)
     whole = Batch((Response(2, {}), fault(-1)))
     assert reply(asked, 200, whole) == AnswerReceived(whole)
     part = Batch((Response(2, {}), NOTE))
     assert isinstance(reply(asked, 200, part), ReplyLost)
     assert isinstance(reply(asked, 200, Response(2, {})), ReplyLost)
-    # A stream may bring one after the other.
+    # On a stream, the responses may arrive one by one.
     assert read_answer(asked, Response(2, {})) == AnswerReceived(Response(2, {}))
     assert read_answer(asked, part) == AnswerReceived(part)
 
@@ -265,7 +265,7 @@ def test_an_answer_to_a_batch_answers_all_of_it() -> None:
     [Response(2, {}), Response("x", {}), fault(-1, id=2), NOTE, LIST, Batch((NOTE,)), Batch((Response(2, {}),))],
     ids=repr,
 )
-def test_a_body_that_answers_something_else_is_no_answer(revision: Revision, body: Any) -> None:
+def test_a_body_that_answers_another_request_is_a_lost_reply(revision: Revision, body: Any) -> None:
     for status in (200, 201):
         verdict = reply(exchange(revision=revision), status, body)
         assert isinstance(verdict, ReplyLost)
@@ -274,13 +274,13 @@ def test_a_body_that_answers_something_else_is_no_answer(revision: Revision, bod
 
 
 @pytest.mark.parametrize("revision", REVISIONS.values(), ids=str)
-def test_a_batch_is_an_answer_where_there_are_batches(revision: Revision) -> None:
+def test_a_batch_is_an_answer_in_revisions_with_batches(revision: Revision) -> None:
     answer = Batch((NOTE, Response(1, {})))
     verdict = reply(exchange(revision=revision), 200, answer)
     assert verdict == AnswerReceived(answer) if revision.batches else isinstance(verdict, ReplyLost)
 
 
-def test_an_id_that_is_echoed_as_a_string_is_ours_and_no_other_spelling_is() -> None:
+def test_an_id_echoed_as_a_string_must_have_the_same_digits() -> None:
     assert reply(exchange(), 200, Response("1", {})) == AnswerReceived(Response("1", {}))
     assert reply(exchange(), 200, fault(-1, id="1")) == AnswerReceived(fault(-1, id="1"))
     for other in ("01", " 1", "1.0"):
@@ -288,7 +288,7 @@ def test_an_id_that_is_echoed_as_a_string_is_ours_and_no_other_spelling_is() -> 
     assert isinstance(reply(exchange(Request("1", "tools/list")), 200, Response(1, {})), ReplyLost)
 
 
-def test_an_exchange_knows_what_answers_it() -> None:
+def test_an_exchange_knows_which_messages_answer_it() -> None:
     asked = exchange(Batch((LIST, attrs.evolve(LIST, id="b"), NOTE)), B)
     assert asked.asked == {1, "b"}
     assert asked.answered_by(Batch((Response("b", {}), InvalidMessage("why", answers=1)))) == {1, "b"}
@@ -298,13 +298,13 @@ def test_an_exchange_knows_what_answers_it() -> None:
     assert get().answered_by(Response(1, {})) == set()
 
 
-def test_an_error_without_an_id_is_the_answer_to_the_one_request() -> None:
+def test_an_error_without_an_id_answers_a_single_request() -> None:
     body = encode(prepare(fault(-32603, id=None), null_id=False))
     assert reply(exchange(), 200, body, **JSON) == AnswerReceived(fault(-32603))
     assert read_answer(exchange(), fault(-32603, id=None)) == AnswerReceived(fault(-32603))
 
 
-def test_an_error_that_comes_with_a_refusal_is_about_the_request_whatever_its_id() -> None:
+def test_an_error_with_status_400_answers_the_request_with_any_id() -> None:
     for id in (None, 7, "server-error"):
         body = encode(prepare(fault(-32600, id=id), null_id=False))
         assert reply(exchange(), 400, body, **JSON) == AnswerReceived(fault(-32600))
@@ -314,7 +314,7 @@ def test_an_error_that_comes_with_a_refusal_is_about_the_request_whatever_its_id
 @pytest.mark.parametrize("sessions", [True, False])
 @pytest.mark.parametrize("body", [DISCOVER, attrs.evolve(DISCOVER, params={}), LIST, CALL], ids=repr)
 @pytest.mark.parametrize("named", [True, False])
-def test_a_server_of_the_older_era_leads_a_probe_to_initialize(sessions: bool, body: Request, named: bool) -> None:
+def test_a_legacy_server_leads_a_probe_to_initialize(sessions: bool, body: Request, named: bool) -> None:
     asked = exchange(body, E, probing=True)
     fields = {"Host": "localhost", **dict(request_headers(asked, mirrors=MIRRORS))}
     if not named:
@@ -326,12 +326,12 @@ def test_a_server_of_the_older_era_leads_a_probe_to_initialize(sessions: bool, b
         read = read_reply(asked, verdict.status, Headers(verdict.headers), verdict.body)
         assert isinstance(read, TryInitialize)
     else:
-        assert isinstance(verdict, Serve)  # as of 2025-03-26, which will say what it knows of the method
+        assert isinstance(verdict, Serve)  # as a request of 2025-03-26, so the session replies to the unknown method
         assert verdict.revision is B
 
 
 @pytest.mark.parametrize("status", [200, 400, 401, 500])
-def test_what_a_server_says_is_cut_in_messages(status: int) -> None:
+def test_texts_of_the_server_are_cut_in_messages(status: int) -> None:
     for asked in (exchange(NOTE), get(), exchange(Batch((LIST,)), B), exchange()):
         verdict = reply(
             asked, status, fault(-1, "x" * 5000, id=None), Content_Type="y" * 5000 if asked == get() else ""
@@ -341,7 +341,7 @@ def test_what_a_server_says_is_cut_in_messages(status: int) -> None:
     assert len(getattr(reply(exchange(), 200, b"", Content_Type="y" * 5000), "why", "")) < 300
 
 
-def test_initialize_brings_the_session_id() -> None:
+def test_the_reply_to_initialize_has_the_session_id() -> None:
     headers = {"Mcp-Session-Id": SESSION}
     asked = exchange(INITIALIZE)
     assert reply(asked, 200, Response(1, {}), **headers) == AnswerReceived(Response(1, {}), SESSION)
@@ -366,9 +366,7 @@ def test_initialize_brings_the_session_id() -> None:
         (418, JSON, b'{"jsonrpc":"2.0","id":1,"result":{}}', "HTTP 418"),
     ],
 )
-def test_a_reply_that_is_no_answer_fails_and_says_why(
-    status: int, headers: dict[str, str], body: bytes, why: str
-) -> None:
+def test_the_error_of_an_unusable_reply_says_why(status: int, headers: dict[str, str], body: bytes, why: str) -> None:
     verdict = reply(exchange(), status, body, **headers)
     assert isinstance(verdict, ReplyLost)
     assert why in verdict.why
@@ -376,13 +374,13 @@ def test_a_reply_that_is_no_answer_fails_and_says_why(
 
 @req("http-05")
 @pytest.mark.parametrize("kind", ["application/json", "text/plain", ""])
-def test_an_error_is_read_from_any_body_and_belongs_to_the_request(kind: str) -> None:
+def test_an_error_is_read_from_a_body_of_any_content_type(kind: str) -> None:
     for id in (1, None):
         body = encode(prepare(fault(-32600, id=id), null_id=False))
         assert reply(exchange(), 400, body, Content_Type=kind) == AnswerReceived(fault(-32600))
 
 
-def test_a_notification_is_done_with_any_success() -> None:
+def test_any_success_status_accepts_a_notification() -> None:
     for message in (NOTE, Response(1, {}), fault(1)):
         for status in (200, 202, 204):
             assert reply(exchange(message, session=SESSION), status) == ReplyAccepted()
@@ -394,7 +392,7 @@ def test_a_notification_is_done_with_any_success() -> None:
 
 @req("http-58")
 @pytest.mark.parametrize("revision", LEGACY, ids=str)
-def test_a_session_that_is_gone_is_opened_anew(revision: Revision) -> None:
+def test_a_404_in_a_session_means_that_the_session_has_ended(revision: Revision) -> None:
     body = fault(-32001, "Session not found", id=None)
     for asked in (
         exchange(revision=revision, session=SESSION),
@@ -407,7 +405,7 @@ def test_a_session_that_is_gone_is_opened_anew(revision: Revision) -> None:
 
 
 @pytest.mark.parametrize("revision", [B, C, D], ids=str)
-def test_404_that_answers_the_request_itself_is_no_end_of_the_session(revision: Revision) -> None:
+def test_a_404_with_method_not_found_does_not_end_the_session(revision: Revision) -> None:
     asked = exchange(revision=revision, session=SESSION)
     lacking = fault(errors.METHOD_NOT_FOUND)
     assert reply(asked, 404, lacking) == AnswerReceived(lacking)
@@ -417,13 +415,13 @@ def test_404_that_answers_the_request_itself_is_no_end_of_the_session(revision: 
     assert reply(get(revision, session=SESSION), 404, lacking) == SessionGone()
 
 
-def test_404_says_nothing_about_sessions_where_there_are_none() -> None:
+def test_a_404_in_2026_07_28_does_not_concern_a_session() -> None:
     unknown = fault(errors.METHOD_NOT_FOUND)
     assert reply(exchange(LIST, E, session=SESSION), 404, unknown) == AnswerReceived(unknown)
 
 
 @req("http-60")
-def test_a_server_may_do_without_streams_and_deletes() -> None:
+def test_a_server_may_refuse_get_and_delete() -> None:
     assert reply(get(), 405) == NoStream()
     assert reply(get(), 404) == NoStream()
     assert reply(get(), 200, **STREAM) == Streaming()
@@ -440,7 +438,7 @@ def test_a_server_may_do_without_streams_and_deletes() -> None:
     "supported",
     [None, "2026-07-28", ["2099-01-01"], [[]], [E.name], [B.name, D.name, "2099-01-01", 7], [D.name, E.name]],
 )
-def test_an_error_about_the_version_is_the_answer_to_which_the_opening_responds(supported: Any) -> None:
+def test_an_unsupported_version_error_is_passed_to_the_opening(supported: Any) -> None:
     for data in (None, [], {"supported": supported, "requested": E.name}):
         error = fault(errors.UNSUPPORTED_VERSION, data=data)
         for probing in (True, False):
@@ -449,7 +447,7 @@ def test_an_error_about_the_version_is_the_answer_to_which_the_opening_responds(
 
 
 @req("http-93", "draft-01")
-def test_wrong_headers_of_a_call_are_corrected() -> None:
+def test_a_header_mismatch_of_a_call_refreshes_the_tools() -> None:
     for code, status in [(errors.HEADER_MISMATCH, 400), (errors.HEADER_MISMATCH, 200), (-32001, 400)]:
         error = fault(code)
         assert reply(exchange(CALL, E), status, error) == RefreshTools(error)
@@ -461,7 +459,7 @@ def test_wrong_headers_of_a_call_are_corrected() -> None:
 @req("http-109", "ver-14")
 @pytest.mark.parametrize("code", [errors.HEADER_MISMATCH, errors.MISSING_CLIENT_CAPABILITY, errors.UNSUPPORTED_VERSION])
 @pytest.mark.parametrize("message", [DISCOVER, CALL, INITIALIZE], ids=lambda each: each.method)
-def test_a_modern_error_never_leads_to_initialize_or_further(code: int, message: Request) -> None:
+def test_a_modern_error_never_leads_to_an_older_protocol(code: int, message: Request) -> None:
     revision = D if message is INITIALIZE else E
     for status in (400, 404, 405, 200):
         verdict = reply(exchange(message, revision, probing=True), status, fault(code))
@@ -479,7 +477,7 @@ def test_a_probe_refused_without_a_modern_error_leads_to_initialize(message: Req
 
 @req("http-109")
 @pytest.mark.parametrize("code", [-32600, -32601, -32602, -32603, -32000, -32001, -32700, 0])
-def test_no_single_code_makes_a_server_legacy(code: int) -> None:
+def test_any_other_error_code_leads_a_probe_to_initialize(code: int) -> None:
     error = fault(code)
     for status in (200, 400, 404):
         why = f"HTTP {status}: 'no' ({code})"
@@ -488,13 +486,13 @@ def test_no_single_code_makes_a_server_legacy(code: int) -> None:
     assert reply(exchange(CALL, E, probing=True), 400, error) == TryInitialize(f"HTTP 400: 'no' ({code})")
 
 
-def test_a_modern_server_that_lacks_a_method_is_modern() -> None:
+def test_a_404_with_method_not_found_comes_from_a_modern_server() -> None:
     unknown = fault(errors.METHOD_NOT_FOUND)
     assert reply(exchange(CALL, E, probing=True), 404, unknown) == AnswerReceived(unknown)
 
 
 @pytest.mark.parametrize("status", [408, 429, 500, 502, 503])
-def test_trouble_of_the_moment_says_nothing_about_the_era(status: int) -> None:
+def test_a_temporary_failure_causes_no_fallback(status: int) -> None:
     for message, revision in [(DISCOVER, E), (INITIALIZE, D)]:
         asked = exchange(message, revision, probing=True)
         assert isinstance(reply(asked, status), ReplyLost)
@@ -530,7 +528,7 @@ def test_each_verdict_on_a_get_without_a_stream_has_a_reason() -> None:
     assert reasons == ["x", "y", busy, ended, "the server does not serve GET"]
 
 
-def test_a_busy_server_is_asked_again_once_when_it_said() -> None:
+def test_a_busy_server_is_retried_once_after_retry_after() -> None:
     for status in (429, 503):
         assert reply(exchange(), status, Retry_After="7") == RetryAfter(7)
         assert isinstance(reply(exchange(waited=True), status, Retry_After="7"), ReplyLost)
@@ -538,11 +536,11 @@ def test_a_busy_server_is_asked_again_once_when_it_said() -> None:
 
 
 @pytest.mark.parametrize("after", ["", "-1", "soon", "9" * 10, "1.5", "\u0661", "Fri, 31 Dec 1999 23:59:59 GMT"])
-def test_a_time_that_is_no_number_of_seconds_is_none(after: str) -> None:
+def test_an_invalid_retry_after_is_ignored(after: str) -> None:
     assert isinstance(reply(exchange(), 503, Retry_After=after), ReplyLost)
 
 
-def test_what_a_server_says_in_its_own_words_is_told_and_not_at_length() -> None:
+def test_a_plain_text_of_the_server_is_quoted_and_cut() -> None:
     said = b"Internal Server Error:\n database is down " + b"x" * 10_000
     verdict = reply(exchange(), 500, said)
     assert isinstance(verdict, ReplyLost)
@@ -562,12 +560,12 @@ def test_what_a_server_says_in_its_own_words_is_told_and_not_at_length() -> None
         ("<3 and < 5", "'<3 and < 5'"),
     ],
 )
-def test_of_a_page_the_words_are_told(page: str, words: str) -> None:
+def test_the_text_of_an_html_page_is_quoted(page: str, words: str) -> None:
     assert reply(exchange(), 501, page.encode()) == ReplyLost(f"HTTP 501, with the text {words}", 501)
     assert reply(exchange(), 501, b"<html></html>") == ReplyLost("HTTP 501, without a JSON-RPC error", 501)
 
 
-def test_a_sentence_of_an_error_is_told_to_its_end() -> None:
+def test_a_sentence_of_an_error_is_quoted_whole() -> None:
     sentence = "these credentials are not accepted; the Authorization header has to have others, of the same user"
     body = json.dumps({"jsonrpc": "2.0", "id": None, "error": {"code": -32600, "message": sentence}}).encode()
     verdict = reply(exchange(), 401, body)
@@ -575,11 +573,11 @@ def test_a_sentence_of_an_error_is_told_to_its_end() -> None:
     assert verdict.why == f"HTTP 401: '{sentence}' (-32600)"
 
 
-def test_where_a_url_leads_is_told_without_who_asks_and_what_for() -> None:
+def test_a_url_is_shown_without_user_and_query() -> None:
     assert url_without_secrets("https://me:secret@a.example:8/mcp?token=secret#x") == "https://a.example:8/mcp"
 
 
-def test_a_400_that_names_the_session_is_the_end_of_it() -> None:
+def test_a_400_that_names_the_session_means_that_it_has_ended() -> None:
     said = b"Bad Request: No valid session ID provided"
     assert reply(exchange(session="s"), 400, said) == SessionGone()
     assert isinstance(reply(exchange(), 400, said), ReplyLost)
@@ -589,7 +587,7 @@ def test_a_400_that_names_the_session_is_the_end_of_it() -> None:
     )
 
 
-def test_a_challenge_is_handed_on_whole() -> None:
+def test_a_challenge_is_passed_on_unchanged() -> None:
     for status in (401, 403):
         for asked in (exchange(), get(), exchange(DISCOVER, E, probing=True)):
             verdict = reply(asked, status, fault(-32600, "no token"), WWW_Authenticate='Bearer scope="a", DPoP')
@@ -672,7 +670,7 @@ def test_an_answer_on_a_stream_is_judged_like_one_in_a_body() -> None:
     st.booleans(),
 )
 @settings(max_examples=200, deadline=None)
-def test_no_reply_raises(
+def test_no_reply_causes_an_exception(
     message: Message | None,
     revision: Revision,
     method: str,
@@ -714,7 +712,7 @@ def test_no_reply_raises(
         (Oversized(1), None),
     ],
 )
-def test_the_first_event_says_where_to_post(event: SseEvent | Oversized, url: str | None) -> None:
+def test_the_endpoint_event_has_the_url_for_posts(event: SseEvent | Oversized, url: str | None) -> None:
     found = read_endpoint("https://example.com/sse", event)
     assert found == url or (url is None and isinstance(found, ReplyLost))
 
@@ -723,7 +721,7 @@ def test_the_first_event_says_where_to_post(event: SseEvent | Oversized, url: st
 
 
 def feed(resumption: StreamResumption, data: bytes) -> list[SseEvent | Oversized]:
-    """One connection, from its first byte to its last."""
+    """Feed the bytes of one connection, from the first to the last."""
     reader = EventReader(1000)
     events = reader.feed(data)
     resumption.received(reader, events)
@@ -749,13 +747,13 @@ def test_a_modern_stream_is_lost_with_its_connection() -> None:
     assert isinstance(resumption.ended(), ReplyLost)
 
 
-def test_a_stream_without_ids_cannot_be_resumed_but_a_standalone_one_opened_again() -> None:
+def test_a_stream_without_ids_is_lost_unless_it_is_standalone() -> None:
     assert isinstance(StreamResumption(D).ended(), ReplyLost)
     assert StreamResumption(D, standalone=True).ended() == Reconnect(1.0, "")
 
 
 @req("http-48", "http-50")
-def test_the_time_to_wait_is_what_the_server_said_last() -> None:
+def test_the_pause_is_the_last_retry_value_of_the_server() -> None:
     resumption = StreamResumption(D)
     feed(resumption, priming_event("7-0", 500))
     assert resumption.ended() == Reconnect(0.5, "7-0")
@@ -766,7 +764,7 @@ def test_the_time_to_wait_is_what_the_server_said_last() -> None:
     assert resumption.ended() == Reconnect(90, "7-1")
 
 
-def test_a_server_that_brings_nothing_is_not_asked_without_a_pause() -> None:
+def test_a_stream_without_messages_is_reopened_after_a_pause() -> None:
     resumption = StreamResumption(D)
     for _ in range(20):
         feed(resumption, priming_event("7-0", 0))
@@ -779,14 +777,14 @@ def test_a_server_that_brings_nothing_is_not_asked_without_a_pause() -> None:
     assert resumption.ended() == Reconnect(0, "7-1")
 
 
-def test_no_pause_that_a_server_asks_for_is_longer_than_an_hour() -> None:
+def test_a_pause_is_at_most_an_hour() -> None:
     resumption = StreamResumption(D)
     feed(resumption, priming_event("7-0", 10**15 - 1))
     assert resumption.ended() == Reconnect(3600, "7-0")
     assert resumption.refused(RetryAfter(999_999_999)) == Reconnect(3600, "7-0")
 
 
-def test_attempts_count_from_the_last_sign_of_life_and_wait_longer_each_time() -> None:
+def test_pauses_grow_and_attempts_count_from_the_last_event() -> None:
     resumption = StreamResumption(D, attempts=6)
     feed(resumption, priming_event("7-0"))
     for _ in range(2):
@@ -797,7 +795,7 @@ def test_attempts_count_from_the_last_sign_of_life_and_wait_longer_each_time() -
 
 
 @pytest.mark.parametrize("sign", [priming_event("7-0"), b"id: 7-1\n\n", b"retry: 1000\n\n", encode_message(b"1")])
-def test_a_server_that_says_anything_may_close_as_often_as_it_likes(sign: bytes) -> None:
+def test_each_event_or_field_resets_the_number_of_attempts(sign: bytes) -> None:
     resumption = StreamResumption(D, attempts=1)
     feed(resumption, priming_event("7-0"))
     for _ in range(20):
@@ -805,7 +803,7 @@ def test_a_server_that_says_anything_may_close_as_often_as_it_likes(sign: bytes)
         feed(resumption, sign)
 
 
-def test_a_server_that_only_comments_is_given_up() -> None:
+def test_comments_do_not_reset_the_number_of_attempts() -> None:
     resumption = StreamResumption(D, attempts=2)
     feed(resumption, priming_event("7-0"))
     outcomes = []
@@ -816,8 +814,8 @@ def test_a_server_that_only_comments_is_given_up() -> None:
 
 
 @pytest.mark.parametrize("standalone", [False, True])
-def test_a_connection_that_has_held_is_a_sign_of_life(standalone: bool) -> None:
-    """A proxy may cut what carries nothing but comments as often as it likes."""
+def test_a_long_connection_resets_the_number_of_attempts(standalone: bool) -> None:
+    """A proxy may cut a stream that carries only comments, again and again."""
     resumption = StreamResumption(D, standalone=standalone, attempts=2)
     if not standalone:
         feed(resumption, priming_event("7-0"))
@@ -828,7 +826,7 @@ def test_a_connection_that_has_held_is_a_sign_of_life(standalone: bool) -> None:
 
 
 @pytest.mark.parametrize(("sign", "held"), [(encode_message(b"1"), 0), (b"", 60), (b"retry: 0\n\n", 0)])
-def test_a_standalone_stream_that_was_of_use_is_tried_again_after_the_longest_pause(sign: bytes, held: float) -> None:
+def test_a_standalone_stream_that_was_of_use_is_never_given_up(sign: bytes, held: float) -> None:
     resumption = StreamResumption(D, standalone=True, attempts=3)
     feed(resumption, sign)
     waits = [
@@ -846,17 +844,20 @@ def test_a_standalone_stream_that_was_of_use_is_tried_again_after_the_longest_pa
 @pytest.mark.parametrize(
     ("heard", "patience"),
     [
-        # (seconds, whether it is a keep-alive and nothing else)
+        # (time in seconds, whether only a keep-alive arrived)
         ([], math.inf),
         ([(15, True)], math.inf),
         ([(15, True), (30, True)], 45),
         ([(15, True), (30, True), (50, True), (66, True), (81, True)], 60),
-        ([(15, True), (30, True), (50, True), (66, True), (81, True), (96, True)], 48),  # the late one is forgotten
-        ([(15, True), (15.5, True)], math.inf),  # one, in pieces or held back
+        (
+            [(15, True), (30, True), (50, True), (66, True), (81, True), (96, True)],
+            48,
+        ),  # the interval of 20 seconds has left the window
+        ([(15, True), (15.5, True)], math.inf),  # one keep-alive, in pieces or delayed
         ([(15, True), (15.5, True), (30, True)], 45),
         ([(15, False), (30, False)], math.inf),
-        ([(15, True), (20, False), (30, True)], 45),  # fixed times
-        ([(15, True), (3600, False), (3615, True)], 10_800),  # after silence: it may be so long
+        ([(15, True), (20, False), (30, True)], 45),  # a timer that does not depend on messages
+        ([(15, True), (3600, False), (3615, True)], 10_800),  # after silence the interval may be an hour
         ([(15, True), (3600, False), (3615, True), (3630, True)], 45),
         ([(15, True), (30, True), (40, False), (55, True)], 45),
     ],
@@ -870,7 +871,7 @@ def test_a_stream_may_be_silent_for_three_intervals_of_its_keep_alives(
     assert keep_alives.timeout == patience
 
 
-def test_a_server_that_is_always_busy_has_half_a_minute() -> None:
+def test_a_server_that_is_always_busy_is_given_up_after_five_attempts() -> None:
     resumption = StreamResumption(D)
     feed(resumption, priming_event("7-0", 500))
     plans = [resumption.refused(RetryAfter(1)) for _ in range(6)]
@@ -878,7 +879,7 @@ def test_a_server_that_is_always_busy_has_half_a_minute() -> None:
     assert isinstance(plans[5], ReplyLost)
 
 
-def test_a_refused_reconnection_is_final_unless_it_is_about_the_moment() -> None:
+def test_a_refused_reconnection_is_final_unless_it_is_temporary() -> None:
     resumption = StreamResumption(D, attempts=3)
     feed(resumption, priming_event("7-0"))
     assert resumption.refused(RetryAfter(9)) == Reconnect(9, "7-0")
@@ -894,10 +895,8 @@ def test_a_refused_reconnection_is_final_unless_it_is_about_the_moment() -> None
 @req("http-41", "http-42", "http-43", "http-44")
 @given(st.integers(1, 8), st.lists(st.integers(0, 120), max_size=12), st.integers(0, 3))
 @settings(max_examples=150)
-def test_whatever_byte_a_connection_breaks_at_each_message_comes_once_or_is_lost_loudly(
-    count: int, cuts: list[int], room: int
-) -> None:
-    """A server that logs what it sends, a client that resumes, and a wire that breaks after so many bytes."""
+def test_each_message_arrives_once_or_is_reported_lost_after_any_break(count: int, cuts: list[int], room: int) -> None:
+    """A server with an event log, a client that resumes, and connections that break after so many bytes."""
     log = MemoryEventLog(Limits(replay_events=count + 1 if room else 2))
     stream, other = log.open(), log.open()
     (primed,) = log.append(stream, [b""])

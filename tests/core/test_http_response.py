@@ -1,4 +1,4 @@
-"""One response, part by part: one JSON body, a stream, or neither."""
+"""The parts of one response: a JSON body, a stream, or neither."""
 
 from __future__ import annotations
 
@@ -46,7 +46,7 @@ STREAM_HEAD = (200, reply_headers(CORS, stream=True))
 
 
 class Post:
-    """One POST at a server: its session, and its response."""
+    """A POST to a server: its session and its response."""
 
     def __init__(
         self,
@@ -68,7 +68,7 @@ class Post:
         return self.response.data_to_send()
 
     def whole(self) -> tuple[int, dict[str, str], Any]:
-        """Status, headers and body of a response that is one part, of which none follows."""
+        """The status, headers and body of a response that consists of a single part."""
         part = self.part()
         assert part is not None
         assert part.head is not None
@@ -88,7 +88,7 @@ def call(answer: Answer = EITHER, **meta: Any) -> Post:
 
 
 @pytest.mark.parametrize("answer", [EITHER, JSON])
-def test_an_answer_that_comes_first_is_one_json_body(answer: Answer) -> None:
+def test_a_response_as_the_first_message_is_one_json_body(answer: Answer) -> None:
     post = call(answer)
     assert post.part() is None
     post.session.answer(1, {"content": []})
@@ -120,7 +120,7 @@ def test_a_message_before_the_answer_makes_it_a_stream(answer: Answer) -> None:
 
 
 @pytest.mark.parametrize("answer", [EITHER, STREAM])
-def test_all_that_is_there_at_once_goes_out_in_one_part(answer: Answer) -> None:
+def test_messages_that_are_ready_together_are_sent_in_one_part(answer: Answer) -> None:
     post = call(answer, progressToken="t")
     if answer is EITHER:
         post.session.progress(1, 1)
@@ -131,7 +131,7 @@ def test_all_that_is_there_at_once_goes_out_in_one_part(answer: Answer) -> None:
     assert post.events_of(part.data)[-1]["id"] == 1
 
 
-def test_a_json_body_has_no_room_for_progress() -> None:
+def test_progress_is_not_sent_with_a_json_body() -> None:
     post = call(JSON, progressToken="t")
     assert not post.response.send(Notification("notifications/progress"))
     post.response.keep_alive()
@@ -190,7 +190,7 @@ def test_an_error_without_a_status_of_its_own_is_200() -> None:
 
 
 @req("batch-02")
-def test_a_batch_is_answered_when_all_of_it_is() -> None:
+def test_a_batch_is_answered_when_all_its_requests_are() -> None:
     session = ServerProtocol(OFFER, link=LinkKind.SESSION, terms=Terms(B))
     post = Post(Batch((Request(1, "tools/list"), Request(2, "tools/list"))), EITHER, B, session)
     session.answer(2, {"tools": []})
@@ -200,7 +200,7 @@ def test_a_batch_is_answered_when_all_of_it_is() -> None:
 
 
 @given(st.lists(st.sampled_from(["progress", "take", "silence"])), st.sampled_from(Answer))
-def test_each_message_is_sent_once_and_in_order_whenever_the_parts_are_taken(moves: list[str], answer: Answer) -> None:
+def test_each_message_is_sent_once_and_in_order(moves: list[str], answer: Answer) -> None:
     post = call(answer, progressToken="t")
     parts: list[EncodedPart | None] = []
     for number, move in enumerate(moves):
@@ -251,20 +251,20 @@ def test_initialize_that_is_refused_has_the_status_200() -> None:
     assert "Mcp-Session-Id" not in headers
 
 
-def test_a_message_that_stands_alone_has_a_session_with_its_terms() -> None:
+def test_a_message_without_a_session_gets_one_with_its_terms() -> None:
     legacy = Serve(Request(1, "tools/list"), C, None, False, EITHER, ()).new_session(OFFER)
     assert (legacy.terms, legacy.link) == (Terms(C), LinkKind.SESSION)
     alone = Serve(modern(1, "tools/list"), E, None, False, EITHER, ()).new_session(OFFER)
     assert (alone.terms, alone.link) == (None, LinkKind.EXCHANGE)
 
 
-def standing() -> tuple[ResponseEncoder, ServerProtocol]:
+def standalone_stream() -> tuple[ResponseEncoder, ServerProtocol]:
     session = ServerProtocol(OFFER, link=LinkKind.SESSION, terms=Terms(D))
     return ResponseEncoder(OpenStream("s", D, None, CORS), session), session
 
 
 def test_the_stream_of_a_get_carries_messages_until_its_session_ends() -> None:
-    response, session = standing()
+    response, session = standalone_stream()
     assert response.data_to_send() == EncodedPart(STREAM_HEAD, b"", True)
     note = Notification("notifications/tools/list_changed")
     assert response.send(note)
@@ -276,8 +276,8 @@ def test_the_stream_of_a_get_carries_messages_until_its_session_ends() -> None:
     assert not response.send(note)
 
 
-def test_a_client_that_has_gone_gets_nothing_more() -> None:
-    for response in (standing()[0], call().response):
+def test_a_lost_connection_gets_no_more_parts() -> None:
+    for response in (standalone_stream()[0], call().response):
         assert response.send(Notification("x"))
         response.connection_lost()
         response.keep_alive()

@@ -1,4 +1,4 @@
-"""HTTP/1.1 to and from bytes: what is understood, what is refused, and that it does not matter how the bytes come."""
+"""HTTP/1.1 requests from bytes: valid and refused requests, limits, any split into pieces; and writing a reply."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from hypothesis import strategies as st
 from trio_mcp.core import Limits, UsageError
 from trio_mcp.core.http import RequestHead, RequestReader, UnreadableRequest, chunk, date, head_bytes
 
-# A reader takes the quick way or h11, with the same result; here is tested which.
+# A reader parses a plain head itself, and any other head by h11.  Both give the same result; some tests check which.
 from trio_mcp.core.http.h1 import _parse_plain
 
 POST = b"POST /mcp HTTP/1.1\r\nHost: localhost\r\n"
@@ -26,7 +26,7 @@ Seen = list[tuple[object, ...]]
 
 
 def read(*pieces: bytes, limits: Limits | None = None) -> Seen:
-    """What a reader makes of these bytes: requests, and how it ends."""
+    """The requests that a reader finds in these bytes, then a refusal or `waits`."""
     reader = RequestReader(limits or Limits())
     seen: Seen = []
     head = None
@@ -50,7 +50,7 @@ def read(*pieces: bytes, limits: Limits | None = None) -> Seen:
 
 
 def refusal(*pieces: bytes, limits: Limits | None = None) -> tuple[int, str]:
-    """The status and the words of the refusal that these bytes end with."""
+    """The status and the message of the refusal that these bytes cause."""
     status, body = read(*pieces, limits=limits)[-1]
     assert isinstance(status, int), status
     assert isinstance(body, bytes)
@@ -60,7 +60,7 @@ def refusal(*pieces: bytes, limits: Limits | None = None) -> tuple[int, str]:
     return status, error["error"]["message"]
 
 
-# What is understood.
+# Valid requests.
 
 
 def test_requests_are_read_one_after_the_other() -> None:
@@ -71,7 +71,7 @@ def test_requests_are_read_one_after_the_other() -> None:
     assert end == ("waits", False)
 
 
-def test_a_body_in_chunks_is_put_together_and_its_trailer_is_forgotten() -> None:
+def test_chunks_are_joined_and_the_trailer_is_ignored() -> None:
     data = CHUNKED + b"3;name=value\r\nabc\r\n0A\r\n0123456789\r\n0\r\nHost: evil\r\n\r\n"
     ((_, _, headers, _, length, body), end) = read(data)
     assert (body, length) == (b"abc0123456789", None)
@@ -92,7 +92,7 @@ def test_a_body_in_chunks_is_put_together_and_its_trailer_is_forgotten() -> None
         ("1.0", "keep-alive, close", False),
     ],
 )
-def test_a_client_says_whether_it_keeps_its_connection(version: str, connection: str | None, keeps: bool) -> None:
+def test_keep_alive_depends_on_version_and_connection_header(version: str, connection: str | None, keeps: bool) -> None:
     wish = "" if connection is None else f"Connection: {connection}\r\n"
     ((_, _, _, keep, _, _), _) = read(f"GET / HTTP/{version}\r\nHost: a\r\n{wish}\r\n".encode())
     assert keep is keeps
@@ -125,7 +125,7 @@ def test_http_1_0_needs_no_host() -> None:
     assert read(b"GET / HTTP/1.0\r\n\r\n")[0][:3] == ("GET", "/", {})
 
 
-def test_what_was_read_beyond_a_request_is_there_for_another_protocol() -> None:
+def test_bytes_after_a_request_are_available_for_another_protocol() -> None:
     reader = RequestReader(Limits())
     reader.feed(b"GET /ws HTTP/1.1\r\nHost: a\r\n\r\n\x81\x85frame")
     assert reader.head() is not None
@@ -178,7 +178,7 @@ def test_a_request_has_a_body_if_it_has_a_length_or_chunks(framing: bytes, has_b
     assert head.has_body is has_body
 
 
-# What is refused.
+# Refused requests.
 
 SMUGGLED = {
     "a length and chunks": POST + b"Content-Length: 3\r\nTransfer-Encoding: chunked\r\n\r\n0\r\n\r\n",
@@ -191,7 +191,7 @@ SMUGGLED = {
     "a length in hexadecimal": POST + b"Content-Length: 0x3\r\n\r\nabc",
     "a length of Arabic digits": POST + "Content-Length: ٣\r\n\r\nabc".encode(),
     "no length": POST + b"Content-Length: \r\n\r\nabc",
-    "a length beyond all measure": POST + b"Content-Length: " + b"9" * 5000 + b"\r\n\r\n",
+    "a length of 5000 digits": POST + b"Content-Length: " + b"9" * 5000 + b"\r\n\r\n",
     "another coding": POST + b"Transfer-Encoding: gzip\r\n\r\n",
     "another coding and chunks": POST + b"Transfer-Encoding: gzip, chunked\r\n\r\n0\r\n\r\n",
     "identity": POST + b"Transfer-Encoding: identity\r\n\r\n",
@@ -199,10 +199,10 @@ SMUGGLED = {
     "chunks, with a vertical tab": POST + b"Transfer-Encoding: \x0bchunked\r\n\r\n0\r\n\r\n",
     "chunks in HTTP/1.0": b"POST / HTTP/1.0\r\nTransfer-Encoding: chunked\r\n\r\n0\r\n\r\n",
     "no chunk size": CHUNKED + b"\r\nabc\r\n0\r\n\r\n",
-    "a chunk size that is none": CHUNKED + b"xyz\r\nabc\r\n0\r\n\r\n",
+    "a chunk size that is not hexadecimal": CHUNKED + b"xyz\r\nabc\r\n0\r\n\r\n",
     "a negative chunk size": CHUNKED + b"-3\r\nabc\r\n0\r\n\r\n",
     "a chunk size with 0x": CHUNKED + b"0x3\r\nabc\r\n0\r\n\r\n",
-    "a chunk size beyond all measure": CHUNKED + b"F" * 21 + b"\r\nabc\r\n0\r\n\r\n",
+    "a chunk size of 21 digits": CHUNKED + b"F" * 21 + b"\r\nabc\r\n0\r\n\r\n",
     "a chunk that is longer than its size": CHUNKED + b"3\r\nabcd\r\n0\r\n\r\n",
     "a chunk size that ends with LF": CHUNKED + b"3\nabc\r\n0\r\n\r\n",
     "a chunk extension with LF": CHUNKED + b"3;\nabc\r\nabc\r\n0\r\n\r\n",
@@ -213,8 +213,8 @@ SMUGGLED = {
     "a tab before the colon": POST + b"Transfer-Encoding\t: chunked\r\n\r\n0\r\n\r\n",
     "a field without a name": POST + b": 3\r\n\r\n",
     "a line without a colon": POST + b"Content-Length\r\n\r\n",
-    "a field that goes on": POST + b"X: a\r\n b\r\n\r\n",
-    "a field that goes on after a tab": POST + b"X: a\r\n\tb\r\n\r\n",
+    "a folded field": POST + b"X: a\r\n b\r\n\r\n",
+    "a field folded by a tab": POST + b"X: a\r\n\tb\r\n\r\n",
     "a first field that is indented": b"GET / HTTP/1.1\r\n Host: a\r\n\r\n",
     "a bare CR in a field": POST + b"X: a\rContent-Length: 3\r\n\r\n",
     "a bare CR at the end of a field": POST + b"X: a\r\r\n\r\n",
@@ -229,7 +229,7 @@ SMUGGLED = {
     "a letter beyond ASCII in a name": POST + "Ä: a\r\n\r\n".encode("latin-1"),
     "a letter beyond ASCII in the target": "GET /ä HTTP/1.1\r\nHost: a\r\n\r\n".encode(),
     "no Host": b"GET / HTTP/1.1\r\nX: a\r\n\r\n",
-    "no Host in a version to come": b"GET / HTTP/1.2\r\nX: a\r\n\r\n",
+    "no Host in HTTP/1.2": b"GET / HTTP/1.2\r\nX: a\r\n\r\n",
     "a Host with a path": b"GET / HTTP/1.1\r\nHost: a/b\r\n\r\n",
     "a Host with a user": b"GET / HTTP/1.1\r\nHost: a@b\r\n\r\n",
     "a list of Hosts": b"GET / HTTP/1.1\r\nHost: a, b\r\n\r\n",
@@ -242,25 +242,25 @@ SMUGGLED = {
     "a space at the start": b" GET / HTTP/1.1\r\nHost: a\r\n\r\n",
     "a version in small letters": b"GET / http/1.1\r\nHost: a\r\n\r\n",
     "a version with three digits": b"GET / HTTP/1.10\r\nHost: a\r\n\r\n",
-    "a method that is none": b"GE(T / HTTP/1.1\r\nHost: a\r\n\r\n",
+    "an invalid method": b"GE(T / HTTP/1.1\r\nHost: a\r\n\r\n",
     "TLS": b"\x16\x03\x01\x02\x00\x01\x00\x01",
     "a byte order mark": b"\xef\xbb\xbfGET / HTTP/1.1\r\nHost: a\r\n\r\n",
 }
 
 
 @pytest.mark.parametrize("data", SMUGGLED.values(), ids=SMUGGLED)
-def test_what_two_readers_may_understand_differently_is_refused(data: bytes) -> None:
+def test_an_ambiguous_request_is_refused(data: bytes) -> None:
     assert refusal(data)[0] == 400
-    assert len(read(data)) == 1  # nothing of it was taken for a request
+    assert len(read(data)) == 1  # no part was read as a request
 
 
 @pytest.mark.parametrize("data", SMUGGLED.values(), ids=SMUGGLED)
-def test_it_is_refused_in_the_same_words_however_the_bytes_come(data: bytes) -> None:
+def test_an_ambiguous_request_has_the_same_refusal_byte_by_byte(data: bytes) -> None:
     whole = read(data)
     assert read(*(data[at : at + 1] for at in range(len(data)))) == whole
 
 
-def test_a_client_that_speaks_tls_is_told_what_is_missing() -> None:
+def test_tls_at_a_plain_server_is_refused_with_advice() -> None:
     assert "ssl_context" in refusal(b"\x16\x03\x01")[1]
 
 
@@ -271,14 +271,12 @@ def test_another_major_version_is_refused_by_name(version: str) -> None:
     assert f"HTTP/{version} is not served here; HTTP/1.1" in why
 
 
-def test_who_begins_with_http_2_is_told_that_it_is_not_served() -> None:
+def test_the_preface_of_http_2_is_refused() -> None:
     assert refusal(b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n")[0] == 505
 
 
-@pytest.mark.parametrize(
-    "about", ["a space before the colon", "a NUL in a field", "no version", "a field that goes on"]
-)
-def test_a_refusal_repeats_nothing_of_what_came(about: str) -> None:
+@pytest.mark.parametrize("about", ["a space before the colon", "a NUL in a field", "no version", "a folded field"])
+def test_a_refusal_does_not_repeat_parts_of_the_request(about: str) -> None:
     data = (
         SMUGGLED[about]
         .replace(b"/mcp", b"/mcp?secret")
@@ -288,7 +286,7 @@ def test_a_refusal_repeats_nothing_of_what_came(about: str) -> None:
     assert "secret" not in refusal(data)[1]
 
 
-def test_heads_that_are_remembered_are_read_like_new_ones() -> None:
+def test_cached_heads_are_read_like_new_ones() -> None:
     heads = [b"GET /%d HTTP/1.1\r\nHost: a\r\n\r\n" % number for number in range(300)]
     *first, _ = read(*heads)
     *again, _ = read(*heads, *heads[-9:], *heads)
@@ -296,8 +294,8 @@ def test_heads_that_are_remembered_are_read_like_new_ones() -> None:
     assert [target for _, target, *_ in first] == [f"/{number}" for number in range(300)]
 
 
-def test_no_head_with_a_query_is_remembered() -> None:
-    """That of HTTP+SSE names the session, and most queries come once."""
+def test_a_head_with_a_query_is_not_cached() -> None:
+    """The query of HTTP+SSE has the session id, and most other queries come only once."""
     known: dict[bytes, Any] = {}
     for target in (b"/mcp", b"/messages?session=secret"):
         reader = RequestReader(Limits(), known)
@@ -307,7 +305,7 @@ def test_no_head_with_a_query_is_remembered() -> None:
     assert b"secret" not in b"".join(known)
 
 
-# Who reads a head: what is plain is read at once, and only what h11 would understand in the same way.
+# The two parsers of heads: the fast one reads a plain head, if h11 would read the same; h11 reads all other heads.
 
 PLAIN = {
     "a call of 2026-07-28": (
@@ -326,11 +324,11 @@ PLAIN = {
         b"sec-fetch-mode: cors\r\nuser-agent: node\r\naccept-encoding: gzip, deflate\r\ncontent-length: 46\r\n\r\n"
     ),
     "a stream": b"GET /mcp HTTP/1.1\r\nHost:[::1]:80\r\nAccept:\ttext/event-stream \r\nX: \xe4\r\nEmpty:\r\n\r\n",
-    "one that waits for 100, and closes": POST
+    "a request that waits for 100, and closes": POST
     + b"Content-Length: 3\r\nExpect: 100-Continue\r\nConnection: a, Close\r\n\r\n",
 }
 
-# What is for h11: it may be good, and means more than a plain head does, or it is to be refused in words.
+# Heads for h11: valid ones that mean more than a plain head, and invalid ones that need an error message.
 NOT_PLAIN = {
     **{name: data.partition(b"\r\n\r\n")[0] + b"\r\n\r\n" for name, data in SMUGGLED.items() if CHUNKED not in data},
     "chunks": CHUNKED,
@@ -342,7 +340,7 @@ NOT_PLAIN = {
 }
 
 
-def as_told(head: RequestHead) -> tuple[object, ...]:
+def as_tuple(head: RequestHead) -> tuple[object, ...]:
     return (
         head.method,
         head.target,
@@ -355,27 +353,27 @@ def as_told(head: RequestHead) -> tuple[object, ...]:
 
 
 def read_by_both(raw: bytes) -> bool:
-    """Whether these bytes are a plain head; then h11 takes it as well, and to it they are the same."""
+    """Whether these bytes are a plain head.  If they are, h11 must read the same values from them."""
     head = _parse_plain(raw)
     if head is None:
         return False
     reader = RequestReader(Limits())
-    assert as_told(head) == as_told(reader._parse_by_h11(raw))
+    assert as_tuple(head) == as_tuple(reader._parse_by_h11(raw))
     return True
 
 
 @pytest.mark.parametrize("raw", PLAIN.values(), ids=PLAIN)
-def test_the_head_that_clients_send_is_plain_and_h11_reads_the_same(raw: bytes) -> None:
+def test_heads_of_real_clients_are_plain_and_h11_reads_the_same(raw: bytes) -> None:
     assert read_by_both(raw)
 
 
 @pytest.mark.parametrize("raw", NOT_PLAIN.values(), ids=NOT_PLAIN)
-def test_whatever_is_not_plain_is_for_h11(raw: bytes) -> None:
+def test_a_head_that_is_not_plain_is_left_to_h11(raw: bytes) -> None:
     assert _parse_plain(raw) is None
 
 
 @pytest.mark.parametrize("raw", PLAIN.values(), ids=PLAIN)
-def test_a_plain_head_with_any_byte_changed_or_put_in_is_not_plain_or_h11_reads_the_same(raw: bytes) -> None:
+def test_a_plain_head_with_a_changed_byte_is_left_to_h11_or_read_the_same(raw: bytes) -> None:
     told = 0
     for at in range(len(raw)):
         for byte in (b"\0", b"\t", b"\n", b"\r", b" ", b":", b"\x7f", b"\xff", b""):
@@ -455,7 +453,7 @@ _ENDS = st.sampled_from([b"\r\n", b"\r\n", b"\r\n", b"\r\n", b"\r\n", b"\n", b"\
 
 
 @given(_STARTS, st.lists(st.tuples(_LINES, _ENDS), max_size=6), st.booleans())
-def test_of_any_head_h11_reads_what_was_read_without_it(
+def test_any_plain_head_is_read_the_same_by_h11(
     start: bytes, lines: list[tuple[tuple[bytes, ...], bytes]], named: bool
 ) -> None:
     fields = b"".join(b"".join(line) + end for line, end in lines)
@@ -463,7 +461,7 @@ def test_of_any_head_h11_reads_what_was_read_without_it(
 
 
 @given(st.binary(max_size=120))
-def test_any_bytes_for_a_head_that_are_plain_are_a_head_to_h11(data: bytes) -> None:
+def test_any_bytes_that_are_a_plain_head_are_read_the_same_by_h11(data: bytes) -> None:
     read_by_both(POST + data + b"\r\n\r\n")
 
 
@@ -475,7 +473,7 @@ def head_of(size: int) -> bytes:
 
 
 @pytest.mark.parametrize("pieces", [1, 7, 1000])
-def test_a_head_may_be_as_long_as_its_limit_and_not_a_byte_longer(pieces: int) -> None:
+def test_the_limit_of_a_head_is_exact(pieces: int) -> None:
     limits = Limits(header_bytes=500)
     for size, whole in ((500, True), (501, False), (600, False)):
         data = head_of(size)
@@ -489,7 +487,7 @@ def test_a_head_may_be_as_long_as_its_limit_and_not_a_byte_longer(pieces: int) -
             assert "500 bytes (Limits.header_bytes)" in why
 
 
-def test_a_head_has_no_more_headers_than_anybody_needs() -> None:
+def test_a_head_with_more_than_256_headers_is_refused() -> None:
     assert read(POST + b"X: x\r\n" * 250 + b"\r\n")[0][0] == "POST"
     status, why = refusal(POST + b"X: x\r\n" * 257 + b"\r\n")
     assert (status, why) == (431, "the request has more than 256 headers")
@@ -508,23 +506,23 @@ def test_a_body_may_be_as_long_as_its_limit() -> None:
 @pytest.mark.parametrize(
     "data",
     [
-        POST + b"Content-Length: 11\r\n\r\n",  # before a byte of it has come
+        POST + b"Content-Length: 11\r\n\r\n",  # before the first byte of the body
         CHUNKED + b"5\r\n01234\r\n5\r\n56789\r\n1\r\nX",
         CHUNKED + b"FFFFFF\r\n" + b"0123456789X",
     ],
 )
-def test_a_body_beyond_its_limit_is_refused_as_soon_as_that_is_known(data: bytes) -> None:
+def test_a_body_over_the_limit_is_refused_as_early_as_possible(data: bytes) -> None:
     status, why = refusal(data, limits=Limits(message_bytes=10))
     assert status == 413
     assert "10 are allowed (Limits.message_bytes)" in why
 
 
-def test_zeros_before_a_length_do_not_make_it_long() -> None:
+def test_leading_zeros_of_a_length_are_ignored() -> None:
     assert read(POST + b"Content-Length: " + b"0" * 17 + b"3\r\n\r\nabc")[0][-1] == b"abc"
 
 
-def test_a_body_of_nothing_but_wrapping_is_refused() -> None:
-    fair = b"1\r\nx\r\n" * 10_000  # as small as chunks can be
+def test_chunks_with_more_headers_than_content_are_refused() -> None:
+    fair = b"1\r\nx\r\n" * 10_000  # the smallest possible chunks
     assert read(CHUNKED + fair + b"0\r\n\r\n")[0][-1] == b"x" * 10_000
     padded = b"1;" + b"." * 1000 + b"\r\nx\r\n"
     status, why = refusal(CHUNKED, *[padded] * 1000)
@@ -532,15 +530,15 @@ def test_a_body_of_nothing_but_wrapping_is_refused() -> None:
     assert why == "the chunks have more headers than content"
 
 
-def test_the_header_of_a_chunk_is_as_short_as_a_head() -> None:
+def test_the_limit_of_a_head_applies_to_the_header_of_a_chunk() -> None:
     assert refusal(CHUNKED + b"1;" + b"." * 1000, limits=Limits(header_bytes=500))[0] == 400
 
 
-def test_a_trailer_is_as_short_as_a_head() -> None:
+def test_the_limit_of_a_head_applies_to_a_trailer() -> None:
     assert refusal(CHUNKED + b"0\r\nX: " + b"." * 1000, limits=Limits(header_bytes=500))[0] == 400
 
 
-def test_how_much_of_a_body_has_come_is_told() -> None:
+def test_the_number_of_received_bytes_of_a_body() -> None:
     reader = RequestReader(Limits())
     reader.feed(POST + b"Content-Length: 9\r\n\r\nabc")
     reader.head()
@@ -567,7 +565,7 @@ def test_the_content_of_unfinished_chunks_counts_as_held() -> None:
     assert (reader.body(), len(reader.buffer), reader.held) == (b"abcde\rghijkl", 3, 3)
 
 
-# However the bytes come.
+# Any split into pieces.
 
 EXCHANGE = (
     POST + b"Content-Length: 3\r\n\r\nabc"
@@ -592,7 +590,7 @@ def test_bytes_that_come_one_by_one_give_the_same_requests() -> None:
 
 
 @given(st.binary(max_size=300), st.sets(st.integers(1, 299), max_size=4))
-def test_any_bytes_are_requests_or_are_refused_and_never_raise(data: bytes, cuts: set[int]) -> None:
+def test_any_bytes_are_read_or_refused(data: bytes, cuts: set[int]) -> None:
     data = POST + data
     edges = [0, *sorted(each for each in cuts if each < len(data)), len(data)]
     seen = read(*(data[one:two] for one, two in pairwise(edges)))
@@ -607,8 +605,8 @@ def test_any_body_in_chunks_is_read_or_refused(parts: list[bytes]) -> None:
 
 
 @pytest.mark.full
-def test_a_long_body_costs_what_its_length_says() -> None:
-    # Byte by byte a quadratic reader would take minutes.
+def test_a_long_body_takes_time_in_proportion() -> None:
+    # A quadratic reader would take minutes, byte by byte.
     limits = Limits()
     reader = RequestReader(limits)
     reader.feed(CHUNKED + b"80000\r\n")
@@ -637,7 +635,7 @@ def test_a_body_is_copied_only_once() -> None:
     assert body == bytes(size)
 
 
-# What goes back.
+# Writing a reply.
 
 
 def test_a_head_is_a_status_line_and_fields() -> None:
@@ -655,14 +653,14 @@ def test_a_date_is_written_as_http_requires() -> None:
 
 
 @pytest.mark.parametrize("value", ["a\r\nSet-Cookie: b", "a\nb", "a\rb"])
-def test_a_line_break_never_gets_into_a_head(value: str) -> None:
+def test_a_line_break_in_a_header_is_refused(value: str) -> None:
     with pytest.raises(UsageError, match="line break"):
         head_bytes(200, (("X", value),), "today")
     with pytest.raises(UsageError, match="line break"):
         head_bytes(200, ((value, "X"),), "today")
 
 
-def test_chunks_have_their_size_and_an_empty_one_is_no_end() -> None:
+def test_chunks_have_their_size_and_an_empty_one_does_not_end_the_body() -> None:
     assert chunk(b"0123456789abcdef", last=False) == b"10\r\n0123456789abcdef\r\n"
     assert chunk(b"a", last=True) == b"1\r\na\r\n0\r\n\r\n"
     assert chunk(b"", last=False) == b""

@@ -1,4 +1,4 @@
-"""The log from which broken streams are resumed."""
+"""The event log, from which a client resumes a broken stream."""
 
 from __future__ import annotations
 
@@ -25,12 +25,12 @@ def datas(replayed: object) -> list[bytes]:
     return [each.data for each in replayed.events]
 
 
-def test_it_is_an_event_log() -> None:
+def test_the_memory_log_implements_the_interface() -> None:
     log: EventLog = MemoryEventLog()
     assert log.open() == "1"
 
 
-def test_the_events_of_one_write_are_each_as_if_written_alone() -> None:
+def test_the_events_of_one_write_are_logged_like_single_ones() -> None:
     log, alone = new_log(events=4, size=14), new_log(events=4, size=14)
     one, two = log.open(), log.open()
     assert (one, two) == (alone.open(), alone.open())
@@ -43,7 +43,7 @@ def test_the_events_of_one_write_are_each_as_if_written_alone() -> None:
 
 
 @req("http-42")
-def test_what_followed_is_replayed_in_order() -> None:
+def test_later_events_are_replayed_in_order() -> None:
     log = new_log()
     stream = log.open()
     ids = [append(log, stream, data) for data in (b"", b"a", b"b")]
@@ -52,7 +52,7 @@ def test_what_followed_is_replayed_in_order() -> None:
     assert datas(log.replay(ids[2])) == []
 
 
-def test_a_finished_stream_says_so_and_takes_nothing_more() -> None:
+def test_a_finished_stream_accepts_no_more_events() -> None:
     log = new_log()
     stream = log.open()
     primed = append(log, stream, b"")
@@ -61,9 +61,9 @@ def test_a_finished_stream_says_so_and_takes_nothing_more() -> None:
     replayed = log.replay(primed)
     assert isinstance(replayed, Replay)
     assert replayed.finished
-    for deed in (lambda: append(log, stream, b"more"), lambda: log.finish(stream), lambda: append(log, "99", b"x")):
+    for action in (lambda: append(log, stream, b"more"), lambda: log.finish(stream), lambda: append(log, "99", b"x")):
         with pytest.raises(UsageError, match="not open"):
-            deed()
+            action()
     assert datas(log.replay(primed)) == [b"answer"]
 
 
@@ -81,7 +81,7 @@ def test_ids_are_unique_in_the_session_and_name_their_stream() -> None:
     "event_id",
     ["", "-", "1", "1-", "-0", "1-1", "1-00", "1--1", "2-0", "1-0 ", "1-x", "1-²", "1-٠", f"1-{'9' * 5000}", "\0"],
 )
-def test_an_id_that_was_never_given_out_cannot_be_resumed_from(event_id: str) -> None:
+def test_an_unknown_id_cannot_be_resumed_from(event_id: str) -> None:
     log = new_log()
     append(log, log.open(), b"a")
     outcome = log.replay(event_id)
@@ -99,7 +99,7 @@ def test_too_many_events_push_out_the_oldest_of_all_streams() -> None:
     outcome = log.replay(first[0])
     assert isinstance(outcome, NotReplayable)
     assert "no longer kept" in outcome.why
-    # After the last one nothing is missing, so nothing was lost.
+    # No event followed the last one, so its replay is complete.
     assert datas(log.replay(first[1])) == []
 
 
@@ -132,7 +132,7 @@ def test_a_finished_stream_is_forgotten_with_its_last_event() -> None:
         append(log, empty, b"x")
 
 
-def test_names_are_not_given_out_twice_even_after_clearing() -> None:
+def test_names_of_streams_are_not_reused_even_after_clear() -> None:
     log = new_log()
     stream = log.open()
     id = append(log, stream, b"a" * 1000)
@@ -152,7 +152,9 @@ def test_names_are_not_given_out_twice_even_after_clearing() -> None:
     st.integers(0, 40),
 )
 @settings(max_examples=80)
-def test_a_replay_is_whole_and_of_one_stream_or_refused(sent: list[tuple[int, bytes]], events: int, size: int) -> None:
+def test_a_replay_is_complete_and_of_one_stream_or_is_refused(
+    sent: list[tuple[int, bytes]], events: int, size: int
+) -> None:
     log = new_log(events, size)
     streams = [log.open() for _ in range(4)]
     logged = [(which, append(log, streams[which], data), data) for which, data in sent]
@@ -167,24 +169,24 @@ def test_a_replay_is_whole_and_of_one_stream_or_refused(sent: list[tuple[int, by
             assert followed
 
 
-# Bytes that are charged.
+# The byte budget.
 
 
 def replayed(log: MemoryEventLog, event_id: str) -> list[bytes] | None:
-    """What followed, or None if that is not known any more."""
+    """The data of the events that followed, or None if they are no longer kept."""
     replay = log.replay(event_id)
     return [event.data for event in replay.events] if isinstance(replay, Replay) else None
 
 
-EVENT = 512  # bytes that each event is charged for, beside its own
+EVENT = 512  # bytes charged for each event, in addition to its data
 
 
-def test_a_log_forgets_its_oldest_events_when_its_holder_needs_the_room() -> None:
+def test_a_log_drops_its_oldest_events_when_its_holder_needs_the_bytes() -> None:
     budget = ByteBudget(Limits(bytes_in_all=28_000))
     logs = {name: MemoryEventLog(account=budget.account(name[0])) for name in ("a1", "a2", "b1")}
     for log in logs.values():
         stream = log.open()
-        log.append(stream, [b""])  # the id that a client begins with
+        log.append(stream, [b""])  # a client starts with the id of this event
         for _ in range(5):
             log.append(stream, [b"x" * 100])
     assert budget.shares.held == 3 * (500 + 6 * EVENT)
@@ -200,7 +202,7 @@ def test_a_log_forgets_its_oldest_events_when_its_holder_needs_the_room() -> Non
     assert not budget._logs
 
 
-def test_an_event_that_finds_no_room_is_sent_and_cannot_be_replayed() -> None:
+def test_an_event_over_the_budget_is_not_kept_for_replay() -> None:
     budget = ByteBudget(Limits(bytes_in_all=8000))
     log = MemoryEventLog(account=budget.account("a"))
     stream = log.open()
@@ -219,7 +221,7 @@ def test_an_event_that_finds_no_room_is_sent_and_cannot_be_replayed() -> None:
     assert budget.shares.held == 0
 
 
-def test_a_log_forgets_its_own_events_where_its_session_has_no_room() -> None:
+def test_a_log_drops_its_own_events_when_its_session_is_at_its_limit() -> None:
     log = MemoryEventLog(account=ByteBudget(Limits(bytes_each=1500)).account("a"))
     stream = log.open()
     first, second, third = [log.append(stream, [b"x" * 100])[0] for _ in range(3)]
@@ -230,7 +232,7 @@ def test_a_log_forgets_its_own_events_where_its_session_has_no_room() -> None:
     assert replayed(log, third) == [b"y" * 100]
 
 
-def test_the_streams_of_one_of_several_logs_have_names_of_their_own() -> None:
+def test_the_names_of_streams_start_with_the_prefix_of_the_log() -> None:
     log = MemoryEventLog(prefix="x.")
     stream = log.open()
     assert (stream, log.append(stream, [b"a"])) == ("x.1", ["x.1-0"])

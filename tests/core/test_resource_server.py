@@ -1,4 +1,4 @@
-"""What a protected server says, and to whom."""
+"""A protected server: its settings, its metadata, its challenges, and the claims of a token."""
 
 from __future__ import annotations
 
@@ -23,17 +23,17 @@ from trio_mcp.core.oauth import (
     scopes_in,
 )
 
-AT = "https://mcp.example.com/mcp"
+RESOURCE = "https://mcp.example.com/mcp"
 ISSUER = "https://auth.example.com"
 METADATA = "https://mcp.example.com/.well-known/oauth-protected-resource/mcp"
 
 
 def verify(token: str) -> Principal | None:
-    raise AssertionError("nothing is verified here")
+    raise AssertionError("these tests verify no token")
 
 
 def protection(**how: Any) -> Protection:
-    return Protection(**{"verify": verify, "authorization_servers": [ISSUER], "resource": AT, **how})
+    return Protection(**{"verify": verify, "authorization_servers": [ISSUER], "resource": RESOURCE, **how})
 
 
 def server(*, path: str = "/mcp", public_url: str | None = None, **how: Any) -> ResourceServer:
@@ -49,7 +49,7 @@ def challenge(reply: Reply | str) -> str:
     return dict(reply.headers)["WWW-Authenticate"]
 
 
-# What is declared.
+# Settings.
 
 
 @pytest.mark.parametrize(
@@ -72,17 +72,17 @@ def challenge(reply: Reply | str) -> str:
     ],
 )
 @req("auth-24", "auth-37", "auth-53")
-def test_what_cannot_be_is_said_at_once(how: dict[str, Any], words: str) -> None:
+def test_an_invalid_setting_is_refused(how: dict[str, Any], words: str) -> None:
     with pytest.raises(UsageError, match=words):
         protection(**how)
 
 
 @pytest.mark.parametrize("host", ["localhost", "127.0.0.1:3000", "[::1]:80"])
-def test_plain_http_is_for_loopback(host: str) -> None:
+def test_plain_http_is_allowed_on_loopback(host: str) -> None:
     assert protection(resource=f"http://{host}/mcp").host == host
 
 
-def test_a_server_has_to_know_where_it_is() -> None:
+def test_a_server_needs_a_resource_or_a_public_url() -> None:
     assert protection(resource=None).host is None
     with pytest.raises(UsageError, match="public_url"):
         server(resource=None)
@@ -97,17 +97,17 @@ def test_a_server_has_to_know_where_it_is() -> None:
         ("https://mcp.example.com", "https://mcp.example.com"),
     ],
 )
-def test_a_resource_has_one_form(given: str, meant: str) -> None:
+def test_a_resource_has_one_canonical_form(given: str, meant: str) -> None:
     assert canonical(given) == meant
     assert server(resource=given).resource == meant
 
 
-def test_what_is_no_url_has_no_other_form() -> None:
+def test_a_resource_that_is_not_an_http_url_stays_unchanged() -> None:
     assert canonical("api://Default/") == "api://Default/"
 
 
 @req("auth-111")
-def test_a_scope_brings_along_all_that_it_implies() -> None:
+def test_a_scope_grants_all_scopes_that_it_implies() -> None:
     implies = {"admin": ["write"], "write": ["read", "write"], "read": ["admin"]}
     granted = protection(implies=implies).granted
     assert granted(Principal("ada", ["admin", "x"])).scopes == {"admin", "write", "read", "x"}
@@ -115,9 +115,9 @@ def test_a_scope_brings_along_all_that_it_implies() -> None:
     assert protection(implies={"write": ["read"]}).granted(Principal("eve", ["read"])).scopes == {"read"}
 
 
-# Where the metadata is.
+# The URLs of the metadata.
 
-HERE = "https://example.com"
+ORIGIN = "https://example.com"
 ROOT = {WELL_KNOWN, WELL_KNOWN + "/mcp"}
 
 
@@ -125,22 +125,22 @@ ROOT = {WELL_KNOWN, WELL_KNOWN + "/mcp"}
 @pytest.mark.parametrize(
     ("resource", "public_url", "path", "named", "places"),
     [
-        # Alone at its host, by either setting.
-        (f"{HERE}/mcp", None, "/mcp", f"{HERE}{WELL_KNOWN}/mcp", ROOT),
-        (None, HERE, "/mcp", f"{HERE}{WELL_KNOWN}/mcp", ROOT),
-        (HERE, None, "", f"{HERE}{WELL_KNOWN}", {WELL_KNOWN}),
-        # One name for several endpoints.
-        (HERE, None, "/mcp", f"{HERE}{WELL_KNOWN}", ROOT),
-        (f"{HERE}/a", f"{HERE}/a", "/mcp", f"{HERE}/a{WELL_KNOWN}/mcp", ROOT | {WELL_KNOWN + "/a"}),
+        # The only server at its host, by either setting.
+        (f"{ORIGIN}/mcp", None, "/mcp", f"{ORIGIN}{WELL_KNOWN}/mcp", ROOT),
+        (None, ORIGIN, "/mcp", f"{ORIGIN}{WELL_KNOWN}/mcp", ROOT),
+        (ORIGIN, None, "", f"{ORIGIN}{WELL_KNOWN}", {WELL_KNOWN}),
+        # One resource for several endpoints.
+        (ORIGIN, None, "/mcp", f"{ORIGIN}{WELL_KNOWN}", ROOT),
+        (f"{ORIGIN}/a", f"{ORIGIN}/a", "/mcp", f"{ORIGIN}/a{WELL_KNOWN}/mcp", ROOT | {WELL_KNOWN + "/a"}),
         # Below the prefix of a gateway, or of a larger application.
-        (f"{HERE}/a/mcp", None, "/mcp", f"{HERE}/a{WELL_KNOWN}/mcp", ROOT | {WELL_KNOWN + "/a/mcp"}),
-        (None, f"{HERE}/a", "/mcp", f"{HERE}/a{WELL_KNOWN}/mcp", ROOT | {WELL_KNOWN + "/a/mcp"}),
-        (f"{HERE}/a/mcp", f"{HERE}/a", "/mcp", f"{HERE}/a{WELL_KNOWN}/mcp", ROOT | {WELL_KNOWN + "/a/mcp"}),
-        # Behind a gateway that renames it.
-        (f"{HERE}/tools", None, "/mcp", f"{HERE}{WELL_KNOWN}/tools", ROOT | {WELL_KNOWN + "/tools"}),
+        (f"{ORIGIN}/a/mcp", None, "/mcp", f"{ORIGIN}/a{WELL_KNOWN}/mcp", ROOT | {WELL_KNOWN + "/a/mcp"}),
+        (None, f"{ORIGIN}/a", "/mcp", f"{ORIGIN}/a{WELL_KNOWN}/mcp", ROOT | {WELL_KNOWN + "/a/mcp"}),
+        (f"{ORIGIN}/a/mcp", f"{ORIGIN}/a", "/mcp", f"{ORIGIN}/a{WELL_KNOWN}/mcp", ROOT | {WELL_KNOWN + "/a/mcp"}),
+        # Behind a gateway that changes the path.
+        (f"{ORIGIN}/tools", None, "/mcp", f"{ORIGIN}{WELL_KNOWN}/tools", ROOT | {WELL_KNOWN + "/tools"}),
     ],
 )
-def test_the_metadata_is_where_it_can_be_found(
+def test_the_metadata_is_served_at_all_its_paths(
     resource: str | None, public_url: str | None, path: str, named: str, places: set[str]
 ) -> None:
     made = server(resource=resource, public_url=public_url, path=path)
@@ -152,12 +152,12 @@ def test_the_metadata_is_where_it_can_be_found(
 
 
 @req("auth-37")
-def test_the_metadata_says_what_clients_need() -> None:
+def test_the_members_and_headers_of_the_metadata() -> None:
     made = server(scopes=["read"], authorization_servers=[ISSUER, "https://other.example/tenant/"])
     reply = made.document(get(WELL_KNOWN + "/mcp/?x=1"))
     assert reply is not None
     assert json.loads(reply.body) == {
-        "resource": AT,
+        "resource": RESOURCE,
         "authorization_servers": [ISSUER, "https://other.example/tenant/"],
         "bearer_methods_supported": ["header"],
         "scopes_supported": ["read"],
@@ -169,7 +169,7 @@ def test_the_metadata_says_what_clients_need() -> None:
     assert headers["Content-Length"] == str(len(reply.body))
 
 
-def test_a_server_without_scopes_names_none() -> None:
+def test_the_metadata_of_a_server_without_scopes_has_no_scopes() -> None:
     reply = server().document(get(WELL_KNOWN))
     assert reply is not None
     assert "scopes_supported" not in json.loads(reply.body)
@@ -193,7 +193,7 @@ def test_other_methods_of_the_metadata(method: str, status: int, header: tuple[s
 
 
 @pytest.mark.parametrize("request_", [get("/mcp"), get("/.well-known"), get(WELL_KNOWN, Upgrade="WebSocket")])
-def test_elsewhere_there_is_no_metadata(request_: HttpRequest) -> None:
+def test_other_paths_and_upgrades_have_no_metadata(request_: HttpRequest) -> None:
     assert server().document(request_) is None
 
 
@@ -207,7 +207,7 @@ def test_the_token_is_in_the_authorization_header(value: str) -> None:
 
 @req("auth-12", "auth-38", "auth-62")
 @pytest.mark.parametrize("headers", [{}, {"Authorization": ""}, {"Authorization": "Basic abc"}])
-def test_without_a_token_a_client_is_told_where_to_get_one_and_of_no_error(headers: dict[str, str]) -> None:
+def test_a_request_without_a_token_gets_a_challenge_without_an_error(headers: dict[str, str]) -> None:
     reply = server(scopes=["read", "list"]).token(get("/mcp", **headers), (("X", "y"),))
     assert isinstance(reply, Reply)
     assert reply.status == 401
@@ -216,7 +216,7 @@ def test_without_a_token_a_client_is_told_where_to_get_one_and_of_no_error(heade
     assert json.loads(reply.body)["error"]["code"] == -32600
 
 
-def test_a_client_that_binds_its_tokens_to_a_key_is_told_that_they_are_not_taken_here() -> None:
+def test_a_dpop_token_is_refused_with_advice() -> None:
     reply = server().token(get("/mcp", Authorization="DPoP secret"), ())
     assert isinstance(reply, Reply)
     assert reply.status == 401
@@ -225,7 +225,7 @@ def test_a_client_that_binds_its_tokens_to_a_key_is_told_that_they_are_not_taken
     )
 
 
-def test_without_scopes_a_challenge_names_none() -> None:
+def test_the_challenge_of_a_server_without_scopes_has_no_scope() -> None:
     assert challenge(server().token(get("/mcp"), ())) == (
         f'Bearer resource_metadata="https://mcp.example.com{WELL_KNOWN}/mcp"'
     )
@@ -244,7 +244,7 @@ def test_without_scopes_a_challenge_names_none() -> None:
         ("/mcp?a=b&access%5Ftoken=secret", "Bearer good"),
     ],
 )
-def test_a_malformed_request_is_told_so_without_the_token(target: str, value: str) -> None:
+def test_a_malformed_authorization_is_refused_without_the_token(target: str, value: str) -> None:
     reply = server().token(get(target, Authorization=value), ())
     assert isinstance(reply, Reply)
     assert reply.status == 400
@@ -253,7 +253,7 @@ def test_a_malformed_request_is_told_so_without_the_token(target: str, value: st
 
 
 @req("auth-20", "auth-21")
-def test_a_token_that_is_not_accepted() -> None:
+def test_the_challenge_for_an_invalid_token() -> None:
     reply = server(scopes=["read"]).unauthorized(())
     assert reply.status == 401
     assert challenge(reply).startswith('Bearer error="invalid_token", resource_metadata="')
@@ -261,7 +261,7 @@ def test_a_token_that_is_not_accepted() -> None:
 
 
 @req("auth-79", "auth-80")
-def test_a_lacking_scope_is_told_with_all_that_are_needed() -> None:
+def test_the_challenge_for_a_missing_scope_lists_all_needed_scopes() -> None:
     reply = server(scopes=["read"]).insufficient(["read", "write"], (), 7)
     assert reply.status == 403
     assert challenge(reply) == (
@@ -271,7 +271,7 @@ def test_a_lacking_scope_is_told_with_all_that_are_needed() -> None:
     assert json.loads(reply.body)["id"] == 7
 
 
-# What our own client makes of it.
+# Our own client reads these replies.
 
 
 @pytest.mark.parametrize(
@@ -286,24 +286,24 @@ def test_a_lacking_scope_is_told_with_all_that_are_needed() -> None:
         ),
     ],
 )
-def test_a_client_reads_what_is_meant(reply: Reply, demand: AuthChallenge) -> None:
+def test_our_client_reads_the_challenge(reply: Reply, demand: AuthChallenge) -> None:
     assert read_auth_challenge(reply.status, challenge(reply)) == demand
 
 
-def test_a_client_accepts_the_metadata() -> None:
+def test_our_client_accepts_the_metadata() -> None:
     reply = server(scopes=["a"]).document(get(WELL_KNOWN))
     assert reply is not None
-    found = read_resource(json.loads(reply.body), AT, UrlRules())
-    assert (found.resource, found.issuers, found.scopes) == (AT, (ISSUER,), ("a",))
+    found = read_resource(json.loads(reply.body), RESOURCE, UrlRules())
+    assert (found.resource, found.issuers, found.scopes) == (RESOURCE, (ISSUER,), ("a",))
 
 
 # Claims.
 
-GOOD = {"iss": ISSUER, "aud": AT, "exp": 1000, "sub": "ada"}
+GOOD = {"iss": ISSUER, "aud": RESOURCE, "exp": 1000, "sub": "ada"}
 
 
 def fault(now: float = 500.0, **claims: Any) -> str | None:
-    return claims_fault({**GOOD, **claims}, issuer=ISSUER, audiences={AT}, now=now, leeway=10)
+    return claims_fault({**GOOD, **claims}, issuer=ISSUER, audiences={RESOURCE}, now=now, leeway=10)
 
 
 @req("auth-45", "auth-46", "auth-47")
@@ -311,7 +311,7 @@ def fault(now: float = 500.0, **claims: Any) -> str | None:
     ("claims", "said"),
     [
         ({}, None),
-        ({"aud": ["https://other.example", AT]}, None),
+        ({"aud": ["https://other.example", RESOURCE]}, None),
         ({"aud": "https://MCP.example.com/mcp/"}, None),
         ({"iss": ISSUER + "/"}, "issuer"),
         ({"aud": "https://other.example"}, "audience"),

@@ -1,4 +1,4 @@
-"""Event streams: what is written can be read, in any chunks, and what others write is read as the format says."""
+"""Event streams: written events are read back in any chunks, and any stream is read by the rules of the format."""
 
 import pytest
 from hypothesis import given, settings
@@ -26,7 +26,7 @@ def read(data: bytes, limit: int = 1000) -> list[SseEvent | Oversized]:
 
 
 @req("sse-07")
-def test_a_message_is_a_message_event_whose_data_is_the_json() -> None:
+def test_a_message_is_written_as_a_message_event() -> None:
     assert encode_message(b'{"jsonrpc":"2.0"}') == b'event: message\ndata: {"jsonrpc":"2.0"}\n\n'
 
 
@@ -48,7 +48,7 @@ def test_every_other_event_has_its_own_name() -> None:
 def test_characters_that_old_clients_split_lines_at_are_escaped(text: str) -> None:
     message = Notification("notifications/message", {"data": text})
     written = encode_message(encode(message))
-    assert len(written.decode().rstrip("\n").splitlines()) == 2  # str.splitlines(), the mistake of those clients
+    assert len(written.decode().rstrip("\n").splitlines()) == 2  # those clients use str.splitlines() by mistake
     (event,) = read(written)
     assert isinstance(event, SseEvent)
     assert decode(event.data, Limits()) == message
@@ -81,7 +81,7 @@ def test_escaping_changes_no_other_character(text: str) -> None:
         (SseEvent(b"", retry=-1), "retry"),
     ],
 )
-def test_what_a_reader_would_not_read_back_is_not_written(event: SseEvent, why: str) -> None:
+def test_an_event_that_cannot_be_read_back_is_not_written(event: SseEvent, why: str) -> None:
     with pytest.raises(UsageError, match=why):
         encode_event(event)
 
@@ -99,7 +99,7 @@ events = st.builds(
 
 @given(st.lists(events, max_size=5), st.data())
 @settings(max_examples=100)
-def test_what_is_written_is_read_back_in_any_chunks(written: list[SseEvent], data: st.DataObject) -> None:
+def test_written_events_are_read_back_in_any_chunks(written: list[SseEvent], data: st.DataObject) -> None:
     stream = KEEP_ALIVE.join(map(encode_event, written))
     cuts = data.draw(st.lists(st.integers(0, len(stream)), max_size=8).map(sorted))
     reader = EventReader(1000)
@@ -113,7 +113,7 @@ def test_line_ends_of_any_kind_in_data_come_back_as_lf() -> None:
     assert read(encode_event(SseEvent(b"a\r\nb\rc\nd\n"))) == [SseEvent(b"a\nb\nc\nd\n")]
 
 
-# Reading what others write.
+# Reading any stream.
 
 STREAMS: list[tuple[bytes, list[SseEvent]]] = [
     (b"data: x\n\n", [SseEvent(b"x")]),
@@ -124,18 +124,18 @@ STREAMS: list[tuple[bytes, list[SseEvent]]] = [
     (b"data: 1\rdata: 2\ndata: 3\r\n\r\n", [SseEvent(b"1\n2\n3")]),
     (b"\xef\xbb\xbfdata: x\n\n", [SseEvent(b"x")]),
     (b"\xef\xbb\xbf: comment\ndata: x\n\n", [SseEvent(b"x")]),
-    (b"\xef\xbb\xbf\xef\xbb\xbfdata: x\n\n", []),  # only one mark is taken off
+    (b"\xef\xbb\xbf\xef\xbb\xbfdata: x\n\n", []),  # only one byte order mark is removed
     (b"data: x\n\n\xef\xbb\xbfdata: y\n\n", [SseEvent(b"x")]),  # and only at the start
     (b"data:x\n\ndata: x\n\ndata:  x\n\n", [SseEvent(b"x"), SseEvent(b"x"), SseEvent(b" x")]),
     (b"data\n\ndata\ndata\n\ndata:\n\n", [SseEvent(b""), SseEvent(b"\n"), SseEvent(b"")]),
     (b"event: ping\ndata: x\n\ndata: y\n\n", [SseEvent(b"x", "ping"), SseEvent(b"y")]),
     (b"event: a\nevent: b\ndata: x\n\n", [SseEvent(b"x", "b")]),
     (b"event: a\nevent\ndata: x\n\n", [SseEvent(b"x")]),
-    (b"event: ping\n\ndata: x\n\n", [SseEvent(b"x")]),  # no data, no event: the name is forgotten with it
+    (b"event: ping\n\ndata: x\n\n", [SseEvent(b"x")]),  # without data there is no event, and the name is dropped
     (b"id: 1\nid: 2\ndata: x\n\n", [SseEvent(b"x", id="2")]),
     (b"id\ndata: x\n\n", [SseEvent(b"x", id="")]),
     (b"id: 1\nid: a\0b\ndata: x\n\n", [SseEvent(b"x", id="1")]),
-    (b"Data: x\ndata : x\nfoo: x\nnonsense\n:data: x\n\n", []),  # names are exact
+    (b"Data: x\ndata : x\nfoo: x\nnonsense\n:data: x\n\n", []),  # field names are exact
     (b"data: a:b: c\n\n", [SseEvent(b"a:b: c")]),
     (b"data: a\x0bb\x0c\x1c\x85\xe2\x80\xa8c\n\n", [SseEvent(b"a\x0bb\x0c\x1c\x85\xe2\x80\xa8c")]),
     (b"data: x\n", []),
@@ -151,7 +151,7 @@ def test_streams_are_read_by_the_rules_of_the_format(stream: bytes, expected: li
 
 
 @pytest.mark.parametrize(("stream", "expected"), STREAMS)
-def test_every_cut_in_two_and_every_single_byte_give_the_same(stream: bytes, expected: list[SseEvent]) -> None:
+def test_streams_are_read_the_same_for_any_cut_and_byte_by_byte(stream: bytes, expected: list[SseEvent]) -> None:
     for cut in range(len(stream) + 1):
         reader = EventReader(1000)
         assert reader.feed(stream[:cut]) + reader.feed(b"") + reader.feed(stream[cut:]) == expected
@@ -161,7 +161,7 @@ def test_every_cut_in_two_and_every_single_byte_give_the_same(stream: bytes, exp
 
 @req("http-112")
 @pytest.mark.parametrize("comment", [b":", b": keep-alive", b":data: no", b":" + b"x" * 5000, b": \xff"])
-def test_comments_are_ignored_wherever_they_stand_and_however_long(comment: bytes) -> None:
+def test_comments_of_any_length_are_ignored_in_any_place(comment: bytes) -> None:
     stream = comment + b"\n\n" + comment + b"\ndata: 1\n" + comment + b"\r\ndata: 2\n\n" + comment + b"\n"
     expected = [SseEvent(b"1\n2")]
     assert read(stream, limit=100) == expected
@@ -170,14 +170,14 @@ def test_comments_are_ignored_wherever_they_stand_and_however_long(comment: byte
     assert reader.comments == 4
 
 
-def test_bytes_that_are_no_utf8_are_handed_on_and_refused_where_messages_are_read() -> None:
+def test_data_that_is_not_utf8_is_refused_when_the_message_is_decoded() -> None:
     (event,) = read(b'data: {"x": "\xff\xfe"}\n\n')
     assert event == SseEvent(b'{"x": "\xff\xfe"}')
     assert isinstance(event, SseEvent)
     assert "not UTF-8" in getattr(decode(event.data, Limits()), "why", "")
 
 
-def test_names_that_are_no_utf8_are_replaced() -> None:
+def test_invalid_utf8_in_an_event_name_is_replaced() -> None:
     assert read(b"event: \xff\ndata: x\n\n") == [SseEvent(b"x", "\ufffd")]
 
 
@@ -270,7 +270,7 @@ def chunked(stream: bytes, size: int, limit: int) -> tuple[EventReader, list[Sse
         b"data\n" * 19 + b"data",
     ],
 )
-def test_an_event_beyond_the_limit_is_skipped_and_reported_once_and_the_stream_goes_on(size: int, long: bytes) -> None:
+def test_an_event_over_the_limit_is_skipped_and_reported_once(size: int, long: bytes) -> None:
     stream = b"data: 1\n\nid: 7\n" + long + b"\n: comment\ndata: more\n" + long + b"\n\ndata: 2\n\n"
     reader, found = chunked(stream, size, limit=10)
     assert found == [SseEvent(b"1"), Oversized(10), SseEvent(b"2")]
@@ -278,7 +278,7 @@ def test_an_event_beyond_the_limit_is_skipped_and_reported_once_and_the_stream_g
 
 
 @pytest.mark.parametrize("size", [1, 7, 1000])
-def test_an_event_of_just_the_limit_passes(size: int) -> None:
+def test_an_event_of_exactly_the_limit_is_read(size: int) -> None:
     stream = encode_event(SseEvent(b"0123456789"))
     assert chunked(stream, size, limit=10)[1] == [SseEvent(b"0123456789")]
 
@@ -291,7 +291,7 @@ def test_the_id_after_an_oversized_line_counts_too() -> None:
 
 @pytest.mark.parametrize("id", [None, "7-1"])
 @pytest.mark.parametrize("text", [b"{}", b"", b"a\nb", b"a\rb", b"a\r\nb\n", "\u2028\x85".encode()])
-def test_a_message_is_encoded_as_the_event_that_it_is(text: bytes, id: str | None) -> None:
+def test_encode_message_equals_encode_event(text: bytes, id: str | None) -> None:
     escaped = text.replace("\u2028".encode(), rb"\u2028").replace("\x85".encode(), rb"\u0085")
     assert encode_message(text, id) == encode_event(SseEvent(escaped, id=id))
 
@@ -300,14 +300,14 @@ TEXTS = [b"{}", b"", b"a\nb", b"a\rb", b"a\r\nb\n", b"[1]", "\u2028\x85".encode(
 
 
 @given(st.lists(st.sampled_from(TEXTS), max_size=4), st.booleans())
-def test_messages_of_one_write_are_encoded_as_each_would_be_alone(texts: list[bytes], named: bool) -> None:
+def test_several_messages_are_encoded_like_single_ones(texts: list[bytes], named: bool) -> None:
     ids = [f"7-{number}" for number in range(len(texts))] if named else None
     each = map(encode_message, texts, ids or [None] * len(texts))
     assert encode_messages(texts, ids) == b"".join(each)
 
 
 @pytest.mark.parametrize("ids", [[], ["7-0"], ["7-0", "7-1", "7-2"]])
-def test_each_message_of_a_write_has_an_id_or_none_has(ids: list[str]) -> None:
+def test_the_number_of_ids_must_match_the_number_of_messages(ids: list[str]) -> None:
     with pytest.raises(ValueError, match="zip"):
         encode_messages([b"{}", b"[]"], ids)
 
