@@ -1,9 +1,9 @@
-"""What a server answers to which HTTP request: the rules of all revisions, as a table.
+"""The reply of a server to each kind of HTTP request: the rules of all revisions, as a table.
 
-Nothing here runs anything, so that the same rows can be put to the decisions and to a real server.  A row that needs a
-session names its revision in `session`; wherever ``{session}`` stands in its path or headers, that session's id is
-meant, and ``{length}`` in a header is that of the body.  Where the server has a choice (JSON or a stream), `answer`
-says what is left of it.
+This module runs no code under test, so that the same rows can check the decisions and a real server.  A row that needs
+a session gives the revision in `session`; ``{session}`` in its path or headers stands for the id of that session, and
+``{length}`` in a header for the length of the body.  `answer` is the kind of response that the server may choose: JSON,
+a stream, or either.
 """
 
 from __future__ import annotations
@@ -20,10 +20,10 @@ from tests.requirements import req
 from trio_mcp.core import LEGACY, MODERN, REVISIONS, Limits
 
 A, B, C, D, E = REVISIONS
-NONE: Mapping[str, Any] = MappingProxyType({})
-UNPROVEN = req()
+EMPTY: Mapping[str, Any] = MappingProxyType({})
+NO_REQUIREMENT = req()
 
-# A tool whose schema asks for mirrored arguments, and has some that are not.
+# A tool with arguments that are mirrored into headers, and others that are not.
 TOOL = "execute_sql"
 SCHEMA: dict[str, Any] = {
     "type": "object",
@@ -48,21 +48,21 @@ class Rule:
     about: str
     status: int
     code: int | None = None  # of the JSON-RPC error in the body
-    says: tuple[str, ...] = ()  # parts of its message
-    proves: pytest.MarkDecorator = UNPROVEN
+    says: tuple[str, ...] = ()  # parts of the message of that error
+    proves: pytest.MarkDecorator = NO_REQUIREMENT
     method: str = "POST"
     path: str = "/mcp"
-    headers: Mapping[str, str | None] = NONE  # beside BASE; None takes one of those away
-    body: object = None  # bytes, or something to be sent as JSON; None: nothing
+    headers: Mapping[str, str | None] = EMPTY  # in addition to BASE; None removes a header of BASE
+    body: object = None  # bytes, or a value to send as JSON; None: no body
     session: str | None = None
-    principal: str | None = None  # who asks; sessions belong to nobody in particular unless a row says otherwise
-    policy: Mapping[str, Any] = NONE  # what is set otherwise than by default
-    answer: str = "EITHER"  # of 200: JSON, STREAM or EITHER
-    reply: Mapping[str, str | None] = NONE  # headers that the reply has, or has not
+    principal: str | None = None  # of the request; the session itself has no principal
+    policy: Mapping[str, Any] = EMPTY  # settings that differ from the default
+    answer: str = "EITHER"  # for status 200: JSON, STREAM or EITHER
+    reply: Mapping[str, str | None] = EMPTY  # headers of the reply; None: the reply does not have it
     id: object = None  # the id in the error
-    # Where a server says something else than the decision alone.
-    at_once: int | None = None  # what a reader of HTTP answers to it, so that it never gets here
-    known: bool = True  # of 200: whether the server has what is asked for
+    # Differences between a real server and the decision alone.
+    at_once: int | None = None  # the status of the HTTP reader, which refuses the request before the decision
+    known: bool = True  # for status 200: whether the server has the method, prompt or resource
 
     @property
     def content(self) -> bytes:
@@ -93,8 +93,8 @@ def meta(version: object = E, **more: object) -> dict[str, Any]:
     return {f"{prefix}protocolVersion": version, f"{prefix}clientCapabilities": {}, **more}
 
 
-def modern(about: str, status: int, method: str = "tools/list", *, headers: Any = NONE, **row: Any) -> Rule:
-    """A modern request that is right but for what the row says."""
+def modern(about: str, status: int, method: str = "tools/list", *, headers: Any = EMPTY, **row: Any) -> Rule:
+    """A valid modern request, with the changes of this row."""
     params = {"_meta": meta(), **row.pop("params", {})}
     body = row.setdefault("body", request(method, params))
     named = body.get("method", method) if isinstance(body, dict) else method
@@ -104,16 +104,16 @@ def modern(about: str, status: int, method: str = "tools/list", *, headers: Any 
     return Rule(about, status, headers=standard, **row)
 
 
-def call(about: str, status: int, arguments: object, headers: Any = NONE, **row: Any) -> Rule:
-    """A modern call of TOOL with these arguments and mirrored headers."""
+def call(about: str, status: int, arguments: object, headers: Any = EMPTY, **row: Any) -> Rule:
+    """A modern call of TOOL with these arguments, and these mirrored headers."""
     headers = {"Mcp-Name": TOOL, **{f"Mcp-Param-{name}": value for name, value in headers.items()}}
     if status == 400:
         row.setdefault("code", -32020)
     return modern(about, status, "tools/call", params={"name": TOOL, "arguments": arguments}, headers=headers, **row)
 
 
-def in_session(about: str, status: int, *, session: str = D, headers: Any = NONE, **row: Any) -> Rule:
-    """A request in a session of that revision."""
+def in_session(about: str, status: int, *, session: str = D, headers: Any = EMPTY, **row: Any) -> Rule:
+    """A request in a session of this revision."""
     row.setdefault("body", request("tools/list") if row.get("method", "POST") == "POST" else None)
     return Rule(about, status, session=session, headers={"Mcp-Session-Id": "{session}", **headers}, **row)
 
@@ -125,15 +125,15 @@ MODERN_ONLY = {"revisions": MODERN}
 LEGACY_ONLY = {"revisions": LEGACY}
 DISCOVER = request("server/discover", {"_meta": meta()})
 
-PLACES = [
+PATH_RULES = [
     Rule("another path", 404, -32600, says=("/other", "/mcp", "(path)"), path="/other", body=DISCOVER),
-    Rule("a path that only begins like ours", 404, -32600, path="/mcp/more", body=DISCOVER),
+    Rule("a path below the endpoint", 404, -32600, path="/mcp/more", body=DISCOVER),
     modern("the path with a slash", 200, path="/mcp/"),
     modern("the path with a query", 200, path="/mcp?x=1"),
     modern("the root as the endpoint", 200, path="/", policy={"path": "/"}),
     modern("a target with scheme and host", 200, path="http://localhost:3000/mcp", headers={"Host": "evil.example"}),
     modern("a target with another host", 421, path="http://evil.example/mcp", code=-32600, id=None),
-    Rule("a target that is no path", 404, -32600, method="OPTIONS", path="*"),
+    Rule("a target without a path", 404, -32600, method="OPTIONS", path="*"),
     Rule(
         "PUT",
         405,
@@ -186,7 +186,7 @@ PLACES = [
         for method in ("GET", "DELETE")
     ),
     Rule(
-        "GET where all is JSON",
+        "GET with json_only",
         405,
         -32600,
         ("'GET'", "json_only=True"),
@@ -197,9 +197,9 @@ PLACES = [
     ),
 ]
 
-WEBSOCKET = [
+WEBSOCKET_RULES = [
     Rule(
-        "what asks for no WebSocket",
+        "a GET without an upgrade",
         426,
         -32600,
         ("WebSocket",),
@@ -208,10 +208,10 @@ WEBSOCKET = [
         policy=WEBSOCKETS,
         reply={"Upgrade": "websocket"},
     ),
-    Rule("any Accept will do", 426, -32600, method="GET", path="/ws/", headers={"Accept": "x/y"}, policy=WEBSOCKETS),
+    Rule("any Accept header", 426, -32600, method="GET", path="/ws/", headers={"Accept": "x/y"}, policy=WEBSOCKETS),
     *(
         Rule(
-            f"{method} where WebSockets are",
+            f"{method} at the path of WebSockets",
             405,
             -32600,
             method=method,
@@ -221,11 +221,11 @@ WEBSOCKET = [
         )
         for method in ("POST", "DELETE")
     ),
-    Rule("where there are none", 404, -32600, method="GET", path="/ws"),
+    Rule("no path of WebSockets", 404, -32600, method="GET", path="/ws"),
 ]
 
 EVIL = "http://evil.example"
-SITES = [
+ORIGIN_RULES = [
     Rule(
         "an origin that is not allowed",
         403,
@@ -305,7 +305,7 @@ SITES = [
     ),
     *(
         Rule(
-            f"a page that says of itself only {site}",
+            f"Sec-Fetch-Site: {site} without an origin",
             403,
             -32600,
             (f"Sec-Fetch-Site: {site}", "allowed_origins"),
@@ -315,16 +315,16 @@ SITES = [
         for site in ("cross-site", "same-site")
     ),
     *(
-        modern(f"a page that says {site}", 200, headers={"Sec-Fetch-Site": site})
+        modern(f"Sec-Fetch-Site: {site}", 200, headers={"Sec-Fetch-Site": site})
         for site in ("same-origin", "none", "what else there may be")
     ),
     modern(
-        "a page of another site and an allowed origin",
+        "Sec-Fetch-Site: cross-site and an allowed origin",
         200,
         headers={"Sec-Fetch-Site": "cross-site", "Origin": "http://localhost:5173"},
     ),
     modern(
-        "a page that does not say its origin, where any is allowed",
+        "Sec-Fetch-Site: cross-site without an origin, and any origin is allowed",
         200,
         headers={"Sec-Fetch-Site": "cross-site"},
         policy={"allowed_origins": ["*"]},
@@ -396,7 +396,7 @@ SITES = [
         },
     ),
     Rule(
-        "a refusal can be read by the page it is for",
+        "a refusal with CORS headers",
         404,
         -32600,
         path="/other",
@@ -405,8 +405,8 @@ SITES = [
     ),
 ]
 
-LITTLE = Limits(message_bytes=200)
-CONTENT = [
+SMALL_LIMITS = Limits(message_bytes=200)
+CONTENT_RULES = [
     *(
         modern(f"the content type {kind!r}", 200, headers={"Content-Type": kind})
         for kind in ("application/json", "Application/JSON; charset=UTF-8", 'application/json;charset="utf-8"')
@@ -429,7 +429,7 @@ CONTENT = [
         )
     ),
     *(
-        modern(f"{accept!r} is accepted", 200, headers={"Accept": accept}, answer=answer, proves=req("http-18"))
+        modern(f"Accept: {accept!r}", 200, headers={"Accept": accept}, answer=answer, proves=req("http-18"))
         for accept, answer in [
             ("application/json, text/event-stream", "EITHER"),
             ("text/event-stream, application/json", "EITHER"),
@@ -453,7 +453,7 @@ CONTENT = [
     ),
     *(
         modern(
-            f"{accept!r} is accepted",
+            f"Accept: {accept!r}",
             406,
             code=-32600,
             says=("Accept", "text/event-stream"),
@@ -462,9 +462,9 @@ CONTENT = [
         )
         for accept in ("text/html", "*/*;q=0", "application/json;q=0, text/event-stream;q=0.0", "nonsense")
     ),
-    modern("only JSON, and the client takes it", 200, answer="JSON", policy={"json_only": True}),
+    modern("json_only, and the client accepts JSON", 200, answer="JSON", policy={"json_only": True}),
     modern(
-        "only JSON, and the client takes streams only",
+        "json_only, and the client accepts streams only",
         406,
         code=-32600,
         says=("text/event-stream", "json_only=True"),
@@ -473,7 +473,7 @@ CONTENT = [
         policy={"json_only": True},
     ),
     Rule(
-        "a request of no session, under a version that there is not",
+        "a request without a session, with an unknown version",
         400,
         -32600,
         says=("'2030-01-01'",),
@@ -482,24 +482,24 @@ CONTENT = [
         body=request("tools/list"),
     ),
     Rule(
-        "a request of no session hears of both ways",
+        "a request without a session and without a version",
         400,
         -32600,
         says=("initialize", E),
         id=1,
         body=request("tools/list"),
     ),
-    in_session("a GET that takes no stream", 406, code=-32600, method="GET", headers={"Accept": "application/json"}),
+    in_session("a GET that accepts no stream", 406, code=-32600, method="GET", headers={"Accept": "application/json"}),
     Rule(
-        "a body that says it is too long",
+        "a length over the limit",
         413,
         -32600,
         ("has 201 bytes", "200", "Limits.message_bytes"),
         headers={"Content-Length": "201"},
-        policy={"limits": LITTLE},
+        policy={"limits": SMALL_LIMITS},
     ),
-    Rule("a length beyond all measure", 413, -32600, headers={"Content-Length": "9" * 5000}, at_once=400),
-    modern("a length in full", 200, headers={"Content-Length": "00{length}"}),
+    Rule("a length of 5000 digits", 413, -32600, headers={"Content-Length": "9" * 5000}, at_once=400),
+    modern("a length with leading zeros", 200, headers={"Content-Length": "00{length}"}),
     *(
         Rule(
             f"{method} with the length {length!r}",
@@ -526,7 +526,7 @@ CONTENT = [
         )
         for method in ("POST", "DELETE")
     ),
-    modern("an encoding that is none", 200, headers={"Content-Encoding": "Identity"}),
+    modern("the encoding identity", 200, headers={"Content-Encoding": "Identity"}),
     *(
         modern(
             f"a body in {coding!r}",
@@ -539,13 +539,20 @@ CONTENT = [
         )
         for coding in ("gzip", "br", "identity, gzip")
     ),
-    Rule("a body that is too long", 413, -32600, ("Limits.message_bytes",), body=b" " * 201, policy={"limits": LITTLE}),
+    Rule(
+        "a body that is too long",
+        413,
+        -32600,
+        ("Limits.message_bytes",),
+        body=b" " * 201,
+        policy={"limits": SMALL_LIMITS},
+    ),
     Rule("a body that is not JSON", 400, -32700, body=b"{"),
     Rule("no body", 400, -32700, ("the body is empty; a POST carries one JSON-RPC message",)),
     Rule("no jsonrpc", 400, -32600, ('"jsonrpc": "2.0" is missing',), body={"id": 1, "method": "ping"}, id=1),
     Rule("a body that is no message", 400, -32600, proves=req("http-16"), body=[]),
     Rule(
-        "a notification that is none",
+        "an invalid notification",
         400,
         -32600,
         proves=req("http-16", "http-17"),
@@ -561,14 +568,17 @@ MODERN_RULES = [
         "a last event id is ignored", 200, proves=req("http-111"), headers={"Last-Event-ID": "1-1"}, policy=MODERN_ONLY
     ),
     modern(
-        "a session of the other era is left alone",
+        "a legacy session is ignored",
         200,
         proves=req("http-117"),
         session=D,
         headers={"Mcp-Session-Id": "{session}"},
     ),
     modern(
-        "names in other cases", 200, proves=req("http-100"), headers={"Mcp-Method": None, "MCP-METHOD": "tools/list"}
+        "header names in another case",
+        200,
+        proves=req("http-100"),
+        headers={"Mcp-Method": None, "MCP-METHOD": "tools/list"},
     ),
     modern(
         "a notification", 202, body=notification("notifications/cancelled", {"requestId": 1}), proves=req("http-15")
@@ -598,8 +608,8 @@ MODERN_RULES = [
         proves=req("http-17"),
     ),
     *(
-        modern(f"{what} is posted", 400, body=body, headers={"Mcp-Method": None}, code=-32600, id=None)
-        for what, body in [
+        modern(f"{kind} is posted", 400, body=body, headers={"Mcp-Method": None}, code=-32600, id=None)
+        for kind, body in [
             ("a result", {"jsonrpc": "2.0", "id": 1, "result": {}}),
             ("an error", {"jsonrpc": "2.0", "id": 1, "error": {"code": 1, "message": "x"}}),
             ("a malformed result", MALFORMED),
@@ -637,7 +647,7 @@ MODERN_RULES = [
         params={"_meta": meta(D)},
     ),
     modern(
-        "a version nobody knows",
+        "an unknown version",
         400,
         code=-32022,
         proves=req("http-70", "ver-01"),
@@ -666,10 +676,10 @@ MODERN_RULES = [
         headers={"MCP-Protocol-Version": None},
         params={"_meta": meta("")},
     ),
-    # Where no modern revision is served, a modern error would keep a client from trying initialize (ver-14).
+    # If no modern revision is served, a modern error would keep a client from trying initialize (ver-14).
     *(
         modern(
-            f"no modern revision is served, and a probe comes {what}",
+            f"no modern revision is served: a probe {kind}",
             400,
             "server/discover",
             code=-32600,
@@ -677,8 +687,8 @@ MODERN_RULES = [
             policy=LEGACY_ONLY,
             **row,
         )
-        for what, row in [
-            ("", {}),
+        for kind, row in [
+            ("with all metadata", {}),
             ("without the version header", {"headers": {"MCP-Protocol-Version": None}}),
             ("without `_meta`", {"body": request("server/discover")}),
             ("with another version in `_meta`", {"params": {"_meta": meta("2099-01-01")}}),
@@ -686,41 +696,41 @@ MODERN_RULES = [
         ]
     ),
     modern(
-        "no modern revision is served, and sessions are neither",
+        "no modern revision and no sessions are served",
         400,
         code=-32600,
         says=(D, C, B, A),
         policy={**LEGACY_ONLY, "sessions": False},
     ),
     modern(
-        "no modern revision is served, and `_meta` alone is modern: an older server does not look there",
+        "no modern revision is served: only `_meta` is modern, which a legacy server ignores",
         200,
         headers={"MCP-Protocol-Version": None},
         policy={**LEGACY_ONLY, "sessions": False},
     ),
-    modern("a handshake that looks modern where only that is served", 200, "initialize", policy=LEGACY_ONLY),
+    modern("no modern revision is served: a handshake with modern headers", 200, "initialize", policy=LEGACY_ONLY),
     *(
         modern(
-            f"`_meta` is {what}",
+            f"`_meta` is {kind}",
             400,
             code=-32602,
             says=("_meta",),
             proves=req("http-105"),
             body=request("tools/list", params),
         )
-        for what, params in [
-            ("missing, with all params", None),
+        for kind, params in [
+            ("missing, without params", None),
             ("missing", {}),
             ("empty", {"_meta": {}}),
             ("without a version", {"_meta": {"io.modelcontextprotocol/clientCapabilities": {}}}),
             ("without capabilities", {"_meta": {"io.modelcontextprotocol/protocolVersion": E}}),
             (
-                "with capabilities that are none",
+                "with invalid capabilities",
                 {"_meta": {**meta(), "io.modelcontextprotocol/clientCapabilities": []}},
             ),
         ]
     ),
-    modern("a version in `_meta` that is no string", 400, code=-32020, params={"_meta": meta(20260728)}),
+    modern("a version in `_meta` that is not a string", 400, code=-32020, params={"_meta": meta(20260728)}),
     modern("no method header", 400, code=-32020, proves=req("http-102"), headers={"Mcp-Method": None}),
     modern(
         "another method", 400, code=-32020, proves=req("http-96", "http-102"), headers={"Mcp-Method": "prompts/list"}
@@ -758,7 +768,7 @@ MODERN_RULES = [
             ("tasks/get", "taskId"),
         ]
     ),
-    modern("a call without a name has none to repeat", 200, "tools/call"),
+    modern("a call without a name needs no name header", 200, "tools/call"),
     modern("a name between spaces", 200, "tools/call", params={"name": "x"}, headers={"Mcp-Name": "  x  "}),
     modern(
         "a name in Base64",
@@ -783,18 +793,16 @@ MODERN_RULES = [
     modern("a name in the header only", 400, "tools/call", code=-32020, headers={"Mcp-Name": "y"}),
     modern("a subscription is answered by a stream", 200, "subscriptions/listen", answer="STREAM"),
     modern(
-        "a subscription by a client that takes none",
+        "a subscription by a client that accepts no stream",
         406,
         "subscriptions/listen",
         code=-32600,
         headers={"Accept": "application/json"},
     ),
     *(
-        modern(
-            f"{method} is left to the methods there are", 200, method, policy=policy, known=False, proves=req("http-71")
-        )
+        modern(f"{method} is left to the dispatcher", 200, method, policy=policy, known=False, proves=req("http-71"))
         for method in ("initialize", "ping", "unknown/method")
-        for policy in (NONE, MODERN_ONLY)
+        for policy in (EMPTY, MODERN_ONLY)
     ),
     Rule(
         "a handshake where only 2026-07-28 is served",
@@ -806,7 +814,7 @@ MODERN_RULES = [
         id=1,
     ),
     Rule(
-        "a request under a legacy header where only 2026-07-28 is served",
+        "a request with a legacy header where only 2026-07-28 is served",
         400,
         -32022,
         (E,),
@@ -829,11 +837,11 @@ MODERN_RULES = [
 ]
 
 HELLO64 = "=?base64?SGVsbG8=?="
-PARAMETERS = [
-    call("nothing to mirror", 200, {"query": "x"}),
-    call("no arguments at all", 200, None),
+PARAMETER_RULES = [
+    call("no argument to mirror", 200, {"query": "x"}),
+    call("no arguments", 200, None),
     call(
-        "everything mirrored",
+        "all arguments mirrored",
         200,
         {"region": "eu", "limit": 42, "dry": True, "where": {"zone": "a"}},
         {"Region": "eu", "Limit": "42", "Dry": "true", "Zone": "a"},
@@ -846,17 +854,23 @@ PARAMETERS = [
     call("another value", 400, {"region": "eu"}, {"Region": "us"}, proves=req("http-96", "http-102")),
     call("the value in another case", 400, {"region": "eu"}, {"Region": "EU"}, proves=req("http-100")),
     call("a header for null", 400, {"region": None}, {"Region": "eu"}, proves=req("http-96")),
-    call("a header for nothing", 400, {}, {"Region": ""}, proves=req("http-96")),
-    call("a header that no rule knows", 200, {"query": "x"}, {"Other": "x"}),
+    call("a header for an absent argument", 400, {}, {"Region": ""}, proves=req("http-96")),
+    call("a header without a rule", 200, {"query": "x"}, {"Other": "x"}),
     call("Base64", 200, {"region": "Hello"}, {"Region": HELLO64}, proves=req("http-91")),
     call(
         "Base64 without its padding", 400, {"region": "Hello"}, {"Region": "=?base64?SGVsbG8?="}, proves=req("http-95")
     ),
     call("Base64 with junk", 400, {"region": "Hello"}, {"Region": "=?base64?SGVs!!!bG8=?="}, proves=req("http-95")),
-    call("Base64 of no UTF-8", 400, {"region": "\ufffd"}, {"Region": "=?base64?/w==?="}, proves=req("http-95")),
-    call("what only looks like Base64", 200, {"region": "SGVsbG8="}, {"Region": "SGVsbG8="}),
-    call("half a sentinel", 200, {"region": "=?base64?SGVsbG8="}, {"Region": "=?base64?SGVsbG8="}),
-    call("a sentinel in capitals", 200, {"region": "=?BASE64?SGVsbG8=?="}, {"Region": "=?BASE64?SGVsbG8=?="}),
+    call(
+        "Base64 of bytes that are not UTF-8",
+        400,
+        {"region": "\ufffd"},
+        {"Region": "=?base64?/w==?="},
+        proves=req("http-95"),
+    ),
+    call("a value that only looks like Base64", 200, {"region": "SGVsbG8="}, {"Region": "SGVsbG8="}),
+    call("half a Base64 marker", 200, {"region": "=?base64?SGVsbG8="}, {"Region": "=?base64?SGVsbG8="}),
+    call("a Base64 marker in capitals", 200, {"region": "=?BASE64?SGVsbG8=?="}, {"Region": "=?BASE64?SGVsbG8=?="}),
     call("Latin-1", 400, {"region": "gr\xf6\xdfe"}, {"Region": "gr\xf6\xdfe"}, proves=req("http-95")),
     *(
         call(f"{value!r} as {text!r}", 200, {"limit": value}, {"Limit": text}, proves=req("http-101"))
@@ -883,16 +897,16 @@ PARAMETERS = [
         for value, text in [(True, "True"), (True, "1"), (False, "true"), (True, "")]
     ),
     call("false", 200, {"dry": False}, {"Dry": "false"}),
-    call("a value of the wrong type is for the schema to refuse", 200, {"limit": "many"}, {"Limit": "many"}),
+    call("a value of the wrong type is left to the schema", 200, {"limit": "many"}, {"Limit": "many"}),
     call("an object cannot be mirrored", 400, {"region": {}}, {"Region": "{}"}),
     modern(
-        "a tool that nobody knows has no rules",
+        "an unknown tool has no rules",
         200,
         "tools/call",
         params={"name": "other", "arguments": {"region": "eu"}},
         headers={"Mcp-Name": "other", "Mcp-Param-Region": "us"},
     ),
-    modern("a tool whose name is no string", 200, "tools/call", params={"name": 7}),
+    modern("a name that is not a string", 200, "tools/call", params={"name": 7}),
 ]
 
 OLD = [each.name for each in LEGACY]
@@ -900,24 +914,24 @@ RESPONSE = {"jsonrpc": "2.0", "id": 1, "result": {}}
 LEGACY_RULES = [
     *(
         Rule(
-            f"a handshake, {what}",
+            f"a handshake, {kind}",
             200,
             proves=req("http-52", "ver-08"),
             headers=headers,
             body=request("initialize", INITIALIZE),
         )
-        for what, headers in [
+        for kind, headers in [
             ("plain", {}),
             ("with a version header", {"MCP-Protocol-Version": D}),
-            ("with the header of a version that nobody knows", {"MCP-Protocol-Version": "v999.0.0"}),
-            ("with the header of the other era", {"MCP-Protocol-Version": E}),
-            ("with the draft's header", {"Mcp-Method": "initialize"}),
+            ("with an unknown version in the header", {"MCP-Protocol-Version": "v999.0.0"}),
+            ("with a modern version in the header", {"MCP-Protocol-Version": E}),
+            ("with a header of the draft", {"Mcp-Method": "initialize"}),
         ]
     ),
     *(in_session("a request", 200, session=revision, proves=req("http-01", "http-18")) for revision in OLD),
     *(
         in_session(
-            f"{what} is posted",
+            f"{kind} is posted",
             202,
             session=revision,
             body=body,
@@ -925,17 +939,24 @@ LEGACY_RULES = [
             reply={"Content-Length": "0"},
         )
         for revision in OLD
-        for what, body in [
+        for kind, body in [
             ("a notification", notification("notifications/initialized")),
             ("a result", RESPONSE),
             ("an error", {"jsonrpc": "2.0", "id": 1, "error": {"code": 1, "message": "x"}}),
         ]
     ),
     *(
-        in_session("its stream", 200, session=revision, method="GET", answer="STREAM", proves=req("http-01", "http-33"))
+        in_session(
+            "the stream of a session",
+            200,
+            session=revision,
+            method="GET",
+            answer="STREAM",
+            proves=req("http-01", "http-33"),
+        )
         for revision in OLD
     ),
-    *(in_session("its end", 204, session=revision, method="DELETE") for revision in OLD),
+    *(in_session("the end of a session", 204, session=revision, method="DELETE") for revision in OLD),
     *(
         Rule(
             f"{method} without a session id",
@@ -971,10 +992,10 @@ LEGACY_RULES = [
         headers={"Mcp-Session-Id": "ended"},
         body=request("initialize", INITIALIZE),
     ),
-    modern("a request that has no session, with the id of one", 200, headers={"Mcp-Session-Id": "ended"}),
+    modern("a modern request with the id of a session that has ended", 200, headers={"Mcp-Session-Id": "ended"}),
     *(
         in_session(
-            f"{method} in the session of somebody else",
+            f"{method} in a session of another principal",
             403,
             code=-32600,
             method=method,
@@ -1005,10 +1026,12 @@ LEGACY_RULES = [
         proves=req("http-65"),
     ),
     *(
-        in_session("the header of its version", 200, session=each, headers={"MCP-Protocol-Version": each})
+        in_session(
+            "the header has the version of the session", 200, session=each, headers={"MCP-Protocol-Version": each}
+        )
         for each in OLD
     ),
-    in_session("the header of another version", 200, headers={"MCP-Protocol-Version": C}),
+    in_session("the header has another version", 200, headers={"MCP-Protocol-Version": C}),
     Rule(
         "no session and no version, without sessions",
         200,
@@ -1061,11 +1084,18 @@ LEGACY_RULES = [
         session=B,
         body=[notification("notifications/x"), request("tools/list")],
     ),
-    in_session("a batch with a request and nonsense", 200, session=B, body=[1, request("tools/list"), RESPONSE]),
+    in_session(
+        "a batch of a request, a response and an invalid message",
+        200,
+        session=B,
+        body=[1, request("tools/list"), RESPONSE],
+    ),
     *(
-        in_session(f"a batch of nonsense and {what}", 400, session=B, code=-32600, says=("integer",), body=[1, *rest])
-        for what, rest in [
-            ("nothing else", []),
+        in_session(
+            f"a batch of an invalid message and {kind}", 400, session=B, code=-32600, says=("integer",), body=[1, *rest]
+        )
+        for kind, rest in [
+            ("no other message", []),
             ("a notification", [notification("notifications/x")]),
             ("a response", [RESPONSE]),
             ("a malformed response", [MALFORMED]),
@@ -1133,12 +1163,12 @@ LEGACY_RULES = [
     ),
 ]
 
-# HTTP+SSE; `session` is then that of a stream.
-STREAMED = [
+# HTTP+SSE; here `session` is the session of a stream.
+SSE_RULES = [
     Rule("the stream", 200, method="GET", path="/sse", policy=SSE, answer="STREAM", proves=req("sse-04")),
     Rule("the stream, with a slash", 200, method="GET", path="/sse/", policy=SSE, answer="STREAM"),
     Rule(
-        "the stream for somebody who takes none",
+        "the stream for a client that accepts no stream",
         406,
         -32600,
         method="GET",
@@ -1158,7 +1188,7 @@ STREAMED = [
     ),
     *(
         Rule(
-            f"{what} is posted",
+            f"{kind} is posted",
             202,
             path="/messages?session={session}",
             session=A,
@@ -1166,7 +1196,7 @@ STREAMED = [
             policy=SSE,
             proves=req("sse-04"),
         )
-        for what, body in [
+        for kind, body in [
             ("a handshake", request("initialize", INITIALIZE)),
             ("a request", request("tools/list")),
             ("a notification", notification("notifications/initialized")),
@@ -1182,7 +1212,7 @@ STREAMED = [
         policy=SSE,
     ),
     Rule(
-        "any Accept will do",
+        "any Accept header",
         202,
         path="/messages?session={session}",
         session=A,
@@ -1190,9 +1220,9 @@ STREAMED = [
         headers={"Accept": "x/y"},
         policy=SSE,
     ),
-    Rule("nonsense", 400, -32700, path="/messages?session={session}", session=A, body=b"{", policy=SSE),
+    Rule("a body that is not JSON", 400, -32700, path="/messages?session={session}", session=A, body=b"{", policy=SSE),
     Rule(
-        "a batch is for the session to judge",
+        "a batch is left to the session",
         202,
         path="/messages?session={session}",
         session=A,
@@ -1202,7 +1232,7 @@ STREAMED = [
     Rule("no session", 400, -32600, ("endpoint",), path="/messages", body=request("ping"), policy=SSE),
     Rule("an unknown session", 404, -32600, path="/messages?session=x", body=request("ping"), policy=SSE),
     Rule(
-        "somebody else's session",
+        "a session of another principal",
         403,
         -32600,
         path="/messages?session={session}",
@@ -1215,12 +1245,12 @@ STREAMED = [
 ]
 
 RULES: dict[str, list[Rule]] = {
-    "places": PLACES,
-    "websocket": WEBSOCKET,
-    "sites": SITES,
-    "content": CONTENT,
+    "paths": PATH_RULES,
+    "websocket": WEBSOCKET_RULES,
+    "origins": ORIGIN_RULES,
+    "content": CONTENT_RULES,
     "modern": MODERN_RULES,
-    "parameters": PARAMETERS,
+    "parameters": PARAMETER_RULES,
     "legacy": LEGACY_RULES,
-    "http+sse": STREAMED,
+    "http+sse": SSE_RULES,
 }
