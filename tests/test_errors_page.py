@@ -16,7 +16,7 @@ from typing import Any
 import pytest
 import trio
 
-from tests.client.oauth_town import town
+from tests.client.oauth_network import oauth_network
 from tests.hardening.test_oauth_trust import HONEST, HOSTILE, PRIVATE, naming, net, server_at
 from tests.http.client import request
 from tests.http.served import served
@@ -291,8 +291,8 @@ async def sign_in(application: str | Application = "Visitor", scopes: tuple[str,
     if "browser" in options:
         options |= {"visit": None, "redirect_uri": None}
     satisfied = settings.pop("satisfied", True)
-    async with town(scopes=scopes, **settings) as at:
-        at.satisfied = satisfied
+    async with oauth_network(scopes=scopes, **settings) as at:
+        at.accepts_tokens = satisfied
         async with at.client(at.auth(application, **options)):
             pass
 

@@ -16,9 +16,9 @@ import pytest
 import trio
 from trio.testing import MockClock, memory_stream_pair, wait_all_tasks_blocked
 
-from tests.client.everywhere import reachable
-from tests.client.http_script import URL, Asked, Out, legacy, linked, script
-from tests.client.linked import Peer
+from tests.client.http_script import URL, ReceivedRequest, ResponseWriter, legacy, open_http_link, scripted_server
+from tests.client.matrix import tcp_connects_to
+from tests.client.memory_links import Peer
 from tests.http.client import notification
 from tests.http.scripted_server import SSE_PATHS, ScriptedServer, play_call
 from tests.http.served import served
@@ -115,11 +115,11 @@ class FakeServer(Peer):
         self.opening: Object = {}
         self.received: list[Any] = []
 
-    async def _hear(self, message: Any) -> None:
+    async def _receive(self, message: Any) -> None:
         method = message.get("method") if isinstance(message, dict) else None
         if method == "initialize":
             self.opening = message["params"]
-            await super()._hear(message)
+            await super()._receive(message)
         elif method != "notifications/initialized":
             self.received.append(message)
         if method == "completion/complete":
@@ -289,10 +289,10 @@ async def notifications_posted(revision: str) -> Any:
 
 
 async def answered_by_an_array(revision: str) -> Any:
-    async def play(asked: Asked, out: Out) -> None:
-        await out.json([asked.answer({"tools": []})])
+    async def handle(received: ReceivedRequest, out: ResponseWriter) -> None:
+        await out.json([received.answer({"tools": []})])
 
-    async with script(legacy(play)) as server, linked(server.connect, [revision]) as bench:
+    async with scripted_server(legacy(handle)) as server, open_http_link(server.connect, [revision]) as bench:
         return await attempt(bench.caller.request("tools/list"))
 
 
@@ -300,18 +300,18 @@ async def responses_posted(revision: str) -> Any:
     """The bodies that a client posts after it received an array of two requests on the stream of a call."""
     posted: list[Any] = []
 
-    async def play(asked: Asked, out: Out) -> None:
-        if asked.what == "tools/list":
+    async def handle(received: ReceivedRequest, out: ResponseWriter) -> None:
+        if received.operation == "tools/list":
             await out.begin()
             await out.event([ping(1), ping(2)])
             await wait_all_tasks_blocked()
-            await out.event(asked.answer({"tools": []}))
+            await out.event(received.answer({"tools": []}))
             await out.end()
         else:
-            posted.append(json.loads(asked.body))
+            posted.append(json.loads(received.body))
             await out.reply(202)
 
-    async with script(legacy(play)) as server, linked(server.connect, [revision]) as bench:
+    async with scripted_server(legacy(handle)) as server, open_http_link(server.connect, [revision]) as bench:
         await bench.caller.request("tools/list")
     return [shape(each) for each in posted]
 
@@ -572,7 +572,7 @@ async def tools_in_a_request(revision: str) -> Any:
 async def url_elicitation_complete(revision: str) -> Any:
     """Whether the client takes the notification as a deviation."""
     async with fake_server(revision, elicitation_url=lambda page: True) as (client, peer):
-        await peer.tell("notifications/elicitation/complete", {"elicitationId": "1"})
+        await peer.notify("notifications/elicitation/complete", {"elicitationId": "1"})
         await wait_all_tasks_blocked()
         return ["is not a notification" in each for each in client.deviations]
 
@@ -600,11 +600,11 @@ async def stream_is_ended(revision: str) -> Any:
 async def client_names_its_revision(revision: str) -> Any:
     named: list[str | None] = []
 
-    async def play(asked: Asked, out: Out) -> None:
-        named.append(asked.headers.get("MCP-Protocol-Version"))
-        await out.json(asked.answer({"tools": []}))
+    async def handle(received: ReceivedRequest, out: ResponseWriter) -> None:
+        named.append(received.headers.get("MCP-Protocol-Version"))
+        await out.json(received.answer({"tools": []}))
 
-    async with script(legacy(play)) as server, linked(server.connect, [revision]) as bench:
+    async with scripted_server(legacy(handle)) as server, open_http_link(server.connect, [revision]) as bench:
         await bench.caller.request("tools/list")
     assert named in ([None], [revision])
     return named == [revision]
@@ -628,17 +628,17 @@ async def served_without_a_session(revision: str) -> Any:
 async def after_410(revision: str) -> Any:
     """Whether a client tries HTTP+SSE if its POST gets the status 410."""
 
-    async def play(asked: Asked, out: Out) -> None:
+    async def handle(received: ReceivedRequest, out: ResponseWriter) -> None:
         await out.reply(410)
 
     async def open_it() -> None:
         async with open_client(URL, revision=revision):
             raise AssertionError("it was opened")
 
-    async with script(play) as server:
-        with reachable(server.connect):
+    async with scripted_server(handle) as server:
+        with tcp_connects_to(server.connect):
             assert await attempt(open_it()) != "answered"
-        return "GET" in server.heard
+        return "GET" in server.operations
 
 
 async def answer_by_http(revision: str) -> Any:

@@ -31,7 +31,7 @@ import trio_mcp.oauth
 import trio_mcp.types
 from tests.bench.__main__ import PAGES as BENCH_PAGES
 from tests.bench.rows import ROWS, chosen
-from tests.client.oauth_town import town
+from tests.client.oauth_network import oauth_network
 from tests.http.asgi_servers import hypercorn_of
 from tests.http.client import HttpClient
 from tests.peers.installed import needs, tool
@@ -468,7 +468,7 @@ async def test_a_client_is_given_access(
     capsys: pytest.CaptureFixture[str],
 ) -> None:
     monkeypatch.setenv("HOME", str(tmp_path))
-    async with town() as at:
+    async with oauth_network() as at:
         monkeypatch.setitem(defined, "OAuth", at.auth)
         for _ in range(2):
             await defined["use_with_access"](at.url)

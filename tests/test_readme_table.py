@@ -20,9 +20,9 @@ import pytest
 import trio
 from trio.testing import MockClock, wait_all_tasks_blocked
 
-from tests.client.everywhere import at_home, reachable
-from tests.client.house import Forecast, build
-from tests.client.oauth_town import town
+from tests.client.matrix import serve_over, tcp_connects_to
+from tests.client.oauth_network import oauth_network
+from tests.client.sample_server import Forecast, sample_server
 from tests.http.served import MemoryListener
 from tests.server.raw_client import LATEST, REVISION_NAMES, connected
 from trio_mcp import (
@@ -108,7 +108,7 @@ async def outcome(trying: Awaitable[str | None]) -> str:
 
 
 def full_server() -> Server:
-    server = build(cache={"tools/list": CacheHints(ttl_ms=60_000)})
+    server = sample_server(cache={"tools/list": CacheHints(ttl_ms=60_000)})
 
     @server.tool(title="A door", icons=[Icon("https://house.example/door.png")])
     async def door() -> str:
@@ -388,13 +388,13 @@ async def batches(revision: str) -> str | None:
 @tries("stdio, WebSocket")
 async def stdio_and_websocket(revision: str) -> None:
     await calls(DEMO, revision)
-    async with at_home("websocket", full_server()) as url:
+    async with serve_over("websocket", full_server()) as url:
         await calls(url, revision)
 
 
 @tries("HTTP+SSE")
 async def http_sse(revision: str) -> None:
-    async with at_home("http+sse", full_server()) as url:
+    async with serve_over("http+sse", full_server()) as url:
         await calls(url, revision)
 
 
@@ -406,14 +406,14 @@ async def streamable(revision: str) -> str:
         nonlocal said
         said += data.lower()
 
-    async with at_home("http", full_server()) as url:
+    async with serve_over("http", full_server()) as url:
         await calls(url, revision, tap=tap)
     return "sessions" if b"\r\nmcp-session-id:" in said else "stateless"
 
 
 @tries("Streamable HTTP, `sessions=False`")
 async def stateless(revision: str) -> None:
-    async with at_home("http", full_server(), sessions=False) as url:
+    async with serve_over("http", full_server(), sessions=False) as url:
         await calls(url, revision)
 
 
@@ -434,7 +434,7 @@ async def resumption(revision: str) -> None:
 
     async with open_nursery() as nursery:
         await nursery.start(partial(serve_http, server, listeners=[listener], allowed_hosts=["127.0.0.1"]))
-        with reachable(listener.connect):
+        with tcp_connects_to(listener.connect):
             async with open_client("http://127.0.0.1:3000/mcp", revision=revision) as client:
                 result = await client.call_tool(
                     "long", returns=str, on_progress=lambda *_: nursery.start_soon(close_streams)
@@ -454,7 +454,7 @@ async def protect(revision: str) -> None:
         authorization_servers=["https://auth.example.com"],
         resource="http://127.0.0.1:3000/mcp",
     )
-    async with at_home("http", server) as url:
+    async with serve_over("http", server) as url:
         await calls(url, revision, headers={"Authorization": "Bearer hers"})
         with pytest.raises(Unauthorized):
             await calls(url, revision)
@@ -462,7 +462,10 @@ async def protect(revision: str) -> None:
 
 @tries("A client that gets them, by OAuth")
 async def oauth(revision: str) -> None:
-    async with town("http+sse" if revision == "2024-11-05" else "http") as at, at.client(revision=revision) as client:
+    async with (
+        oauth_network("http+sse" if revision == "2024-11-05" else "http") as at,
+        at.client(revision=revision) as client,
+    ):
         assert await client.call_tool("add", {"a": 1, "b": 2}, returns=int) == 3
         assert len(at.pages) == 1
 

@@ -17,7 +17,7 @@ from typing import Any
 import attrs
 import trio
 
-from tests.client.everywhere import at_home
+from tests.client.matrix import serve_over
 from tests.http.served import bearer, by_token
 from trio_mcp import open_client
 from trio_mcp.relay import open_relay
@@ -143,7 +143,7 @@ async def cancelled_transfer(case: Case, target: Any = COMMAND) -> AsyncIterator
     async with (
         open_relay(target, revision="2025-11-25", stderr=stderr) as shown,
         shown.running(),
-        at_home(case.transport, shown, **http) as url,
+        serve_over(case.transport, shown, **http) as url,
         client("alice", elicitation=lambda asked: None, roots=["/home/alice"]) as alice,
     ):
         with trio.CancelScope() as scope:

@@ -1,12 +1,14 @@
-"""Servers of HTTP that do what a test says, byte by byte, and a client's link to them over memory.
+"""HTTP servers whose replies are written by the test, byte by byte, and a client's link to them, all in memory.
 
-    async def play(asked: Asked, out: Out) -> None:           # called for each request, in a task for each connection
-        await out.json(asked.answer({"tools": []}))
+    async def handle(received: ReceivedRequest, out: ResponseWriter) -> None:
+        await out.json(received.answer({"tools": []}))
 
-    async with script(modern(play)) as server, linked(server.connect, [E]) as bench:
+    async with scripted_server(modern(handle)) as server, open_http_link(server.connect, [E]) as bench:
         assert await bench.caller.request("tools/list") == {"tools": []}
 
-`modern` and `legacy` play the opening, so that the rest is left to the test.
+The handler is called for each request, in one task for each connection.
+
+`modern` and `legacy` answer the opening of a session.  The test answers the other requests.
 """
 
 from __future__ import annotations
@@ -19,14 +21,26 @@ from typing import Any
 import attrs
 import trio
 
-from tests.client.linked import Recorder
+from tests.client.memory_links import Recorder
 from tests.server.checkpoints import Pair, PipeEnd, unlimited_pipe, unwrapped
 from trio_mcp.client import ClientSession, HttpLink, SseLink
 from trio_mcp.core import REVISIONS, ClientProtocol, Limits, LinkKind, Offer
 from trio_mcp.core.http import Fields, Headers, Mirror, SseEvent, encode_event
 from trio_mcp.transport import HttpPool
 
-__all__ = ["SESSION", "URL", "Asked", "Bench", "Out", "Play", "Script", "legacy", "linked", "modern", "script"]
+__all__ = [
+    "SESSION",
+    "URL",
+    "Bench",
+    "Handler",
+    "ReceivedRequest",
+    "ResponseWriter",
+    "ScriptedServer",
+    "legacy",
+    "modern",
+    "open_http_link",
+    "scripted_server",
+]
 
 Object = dict[str, Any]
 Connect = Callable[[], Awaitable[trio.abc.Stream]]
@@ -36,7 +50,7 @@ A, B, C, D, E = REVISIONS
 
 
 @attrs.frozen
-class Asked:
+class ReceivedRequest:
     method: str
     target: str
     headers: Headers
@@ -47,8 +61,8 @@ class Asked:
         return json.loads(self.body) if self.body else {}
 
     @property
-    def what(self) -> str:
-        """The method of the message, or that of the request where there is none."""
+    def operation(self) -> str:
+        """The method of the JSON-RPC message, "answer" for a response, or the HTTP method if there is no message."""
         return self.message.get("method", "answer") if self.body.startswith(b"{") else self.method
 
     @property
@@ -62,46 +76,46 @@ class Asked:
         return {"jsonrpc": "2.0", "id": self.id, "error": {"code": code, "message": message, **data}}
 
 
-class Out:
-    """The response, and with it the connection."""
+class ResponseWriter:
+    """Writes the HTTP response, and can close the connection."""
 
     def __init__(self, stream: PipeEnd) -> None:
         self.stream = stream
 
-    async def raw(self, data: bytes) -> None:
+    async def write(self, data: bytes) -> None:
         await self.stream.send_all(data)
 
     async def reply(
         self, status: int = 200, body: bytes = b"", headers: Mapping[str, str] | None = None, kind: str = ""
     ) -> None:
         fields = {"Content-Length": str(len(body)), **({"Content-Type": kind} if kind else {}), **(headers or {})}
-        await self.raw(_head(status, fields) + body)
+        await self.write(_head(status, fields) + body)
 
     async def json(self, value: Any, status: int = 200, headers: Mapping[str, str] | None = None) -> None:
         await self.reply(status, json.dumps(value).encode(), headers, "application/json")
 
     async def begin(self, headers: Mapping[str, str] | None = None) -> None:
-        """An event stream."""
-        await self.raw(
+        """Begin an event stream."""
+        await self.write(
             _head(200, {"Content-Type": "text/event-stream", "Transfer-Encoding": "chunked", **(headers or {})})
         )
 
     async def chunk(self, data: bytes) -> None:
-        await self.raw(b"%x\r\n%s\r\n" % (len(data), data))
+        await self.write(b"%x\r\n%s\r\n" % (len(data), data))
 
     async def event(self, value: Any = None, **fields: Any) -> None:
         data = b"" if value is None else json.dumps(value).encode()
         await self.chunk(encode_event(SseEvent(data, **fields)))
 
     async def end(self) -> None:
-        await self.raw(b"0\r\n\r\n")
+        await self.write(b"0\r\n\r\n")
 
-    async def hold(self) -> None:
-        """Nothing more, until the client goes."""
+    async def wait_for_close(self) -> None:
+        """Send nothing more, and wait until the client closes the connection."""
         while True:
             await self.stream.receive_some() or _cut()
 
-    def cut(self) -> None:
+    def close(self) -> None:
         self.stream.close()
 
 
@@ -111,36 +125,39 @@ def _head(status: int, fields: Mapping[str, str]) -> bytes:
     ).encode()
 
 
-Play = Callable[[Asked, Out], Awaitable[None]]
+Handler = Callable[[ReceivedRequest, ResponseWriter], Awaitable[None]]
 
 
-class Script:
-    """A server; `asked` is what it was asked, in order of arrival, and `links` are its connections."""
+class ScriptedServer:
+    """A server that passes each request to its handler.
 
-    def __init__(self, play: Play, nursery: trio.Nursery, streams: Callable[[], Pair]) -> None:
-        self._play = play
+    `requests` are the requests in the order of their arrival, and `connections` the server's ends of its connections.
+    """
+
+    def __init__(self, handle: Handler, nursery: trio.Nursery, streams: Callable[[], Pair]) -> None:
+        self._handle = handle
         self._nursery = nursery
         self._streams = streams
-        self.asked: list[Asked] = []
-        self.links: list[PipeEnd] = []
-        self.left: list[str] = []  # what was asked on connections that the client has closed meanwhile
-        self.refuses = False
+        self.requests: list[ReceivedRequest] = []
+        self.connections: list[PipeEnd] = []
+        self.abandoned: list[str] = []  # requests whose connection was closed before the handler returned
+        self.refuses_connections = False
 
     @property
-    def heard(self) -> list[str]:
-        return [each.what for each in self.asked]
+    def operations(self) -> list[str]:
+        return [each.operation for each in self.requests]
 
     async def connect(self) -> trio.abc.Stream:
         await trio.lowlevel.checkpoint()
-        if self.refuses:
-            raise OSError("nobody listens here")
+        if self.refuses_connections:
+            raise OSError("connection refused")
         theirs, ours = self._streams()
-        self.links.append(theirs)
+        self.connections.append(theirs)
         self._nursery.start_soon(self._serve, theirs)
         return ours
 
     async def _serve(self, stream: PipeEnd) -> None:
-        what = ""
+        operation = ""
         try:
             data = b""
             while True:
@@ -156,17 +173,17 @@ class Script:
                 while len(data) < size:
                     data += await stream.receive_some() or _cut()
                 method, target, _ = first.split(" ")
-                asked = Asked(method, target, headers, data[:size])
+                received = ReceivedRequest(method, target, headers, data[:size])
                 data = data[size:]
-                self.asked.append(asked)
-                what = asked.what
-                await self._play(asked, Out(stream))
-                what = ""
+                self.requests.append(received)
+                operation = received.operation
+                await self._handle(received, ResponseWriter(stream))
+                operation = ""
         except (trio.BrokenResourceError, trio.ClosedResourceError, EOFError):
             pass
         finally:
-            if what:
-                self.left.append(what)
+            if operation:
+                self.abandoned.append(operation)
             stream.close()
 
 
@@ -175,75 +192,77 @@ def _cut() -> bytes:
 
 
 @contextlib.asynccontextmanager
-async def script(play: Play, streams: Callable[[], Pair] = unlimited_pipe) -> AsyncIterator[Script]:
+async def scripted_server(
+    handle: Handler, streams: Callable[[], Pair] = unlimited_pipe
+) -> AsyncIterator[ScriptedServer]:
     with unwrapped():
         async with trio.open_nursery() as nursery:
-            yield Script(play, nursery, streams)
+            yield ScriptedServer(handle, nursery, streams)
             nursery.cancel_scope.cancel()
 
 
-def modern(play: Play) -> Play:
-    """Answers discovery, and leaves the rest to `play`."""
+def modern(handle: Handler) -> Handler:
+    """Answer `server/discover`; pass the other requests to `handle`."""
 
-    async def playing(asked: Asked, out: Out) -> None:
-        if asked.what == "server/discover":
+    async def handle_opening(received: ReceivedRequest, out: ResponseWriter) -> None:
+        if received.operation == "server/discover":
             found = {"supportedVersions": [E], "capabilities": {"tools": {}}, "resultType": "complete"}
-            await out.json(asked.answer(found))
+            await out.json(received.answer(found))
         else:
-            await play(asked, out)
+            await handle(received, out)
 
-    return playing
+    return handle_opening
 
 
-def legacy(play: Play, *, session: str | None = SESSION, **capabilities: Any) -> Play:
-    """Opens a session, and has no stream for what belongs to no request."""
+def legacy(handle: Handler, *, session: str | None = SESSION, **capabilities: Any) -> Handler:
+    """Open and end the session; pass the other requests to `handle`."""
 
-    async def playing(asked: Asked, out: Out) -> None:
-        if asked.what == "initialize":
+    async def handle_opening(received: ReceivedRequest, out: ResponseWriter) -> None:
+        if received.operation == "initialize":
             result = {
-                "protocolVersion": asked.message["params"]["protocolVersion"],
+                "protocolVersion": received.message["params"]["protocolVersion"],
                 "capabilities": {"tools": {"listChanged": True}, **capabilities},
                 "serverInfo": {"name": "script", "version": "1"},
             }
-            await out.json(asked.answer(result), headers={} if session is None else {"Mcp-Session-Id": session})
-        elif asked.what == "notifications/initialized":
+            await out.json(received.answer(result), headers={} if session is None else {"Mcp-Session-Id": session})
+        elif received.operation == "notifications/initialized":
             await out.reply(202)
-        elif asked.what == "DELETE":
+        elif received.operation == "DELETE":
             await out.reply(204)
         else:
-            await play(asked, out)
+            await handle(received, out)
 
-    return playing
+    return handle_opening
 
 
 @attrs.frozen(eq=False)
 class Bench:
     caller: ClientSession
     link: Any
-    talk: Recorder
+    recorder: Recorder
     nursery: trio.Nursery
 
 
 @contextlib.asynccontextmanager
-async def linked(
+async def open_http_link(
     connect: Connect,
     revisions: Sequence[str],
     *,
     url: str = URL,
     headers: Callable[[], Fields] = tuple,
     mirrors: Callable[[str], Sequence[Mirror]] = lambda tool: (),
-    talk: Recorder | None = None,
+    recorder: Recorder | None = None,
     sse: bool = False,
     opens: bool = True,
     limits: Limits | None = None,
     capabilities: Mapping[str, Any] | None = None,
 ) -> AsyncIterator[Bench]:
-    """A session with the server that `connect` leads to; with ``opens=False`` it is for the test to open it."""
+    """A session with the server that `connect` connects to.  With ``opens=False`` the test opens it."""
 
     async def dial(host: str, port: int) -> trio.abc.Stream:
         return await connect()
 
-    limits, talk = limits or Limits(), talk or Recorder()
+    limits, recorder = limits or Limits(), recorder or Recorder()
     offer = Offer(
         {"name": "bench", "version": "1"}, capabilities or {}, revisions=tuple(REVISIONS[name] for name in revisions)
     )
@@ -252,14 +271,14 @@ async def linked(
             session = ClientProtocol(offer, link=LinkKind.DUPLEX if sse else LinkKind.SESSION, limits=limits)
             link: Any
             if sse:
-                link = SseLink(session, talk, pool, url, nursery=nursery, headers=headers)
+                link = SseLink(session, recorder, pool, url, nursery=nursery, headers=headers)
             else:
-                link = HttpLink(session, talk, pool, url, nursery=nursery, headers=headers, mirrors=mirrors)
+                link = HttpLink(session, recorder, pool, url, nursery=nursery, headers=headers, mirrors=mirrors)
             if opens:
                 if sse:
                     await nursery.start(link.run)
                 await link.open()
-            yield Bench(link, link, talk, nursery)
+            yield Bench(link, link, recorder, nursery)
             await link.aclose()
             await trio.testing.wait_all_tasks_blocked()
             left = {task.name for task in nursery.child_tasks}

@@ -14,9 +14,9 @@ import pytest
 import trio
 from trio.testing import MockClock, assert_checkpoints
 
-from tests.client.everywhere import nothing_left, reachable
-from tests.client.house import build
-from tests.client.http_script import URL, Asked, Out, Script, script
+from tests.client.http_script import URL, ReceivedRequest, ResponseWriter, ScriptedServer, scripted_server
+from tests.client.matrix import no_tasks_left, tcp_connects_to
+from tests.client.sample_server import sample_server
 from tests.http.scripted_server import C, D, E
 from tests.requirements import req
 from trio_mcp import CacheHints, RequestError, Server, UsageError, serve_http, serve_stdio
@@ -35,23 +35,23 @@ class Tools:
         self.calls = list(calls)
         self.listed = listed
 
-    async def play(self, asked: Asked, out: Out) -> None:
-        if asked.what == "server/discover":
-            await out.json(asked.answer(FOUND))
-        elif asked.what == "tools/list" and self.listed is None:
-            await out.json(asked.error(-32603, "the list is away"), 200)
-        elif asked.what == "tools/list":
-            await out.json(asked.answer({"tools": self.listed, "resultType": "complete"}))
+    async def handle(self, received: ReceivedRequest, out: ResponseWriter) -> None:
+        if received.operation == "server/discover":
+            await out.json(received.answer(FOUND))
+        elif received.operation == "tools/list" and self.listed is None:
+            await out.json(received.error(-32603, "the list is away"), 200)
+        elif received.operation == "tools/list":
+            await out.json(received.answer({"tools": self.listed, "resultType": "complete"}))
         else:
             said = self.calls.pop(0)
-            answer = asked.error(**said) if "code" in said else asked.answer({"resultType": "complete", **said})
+            answer = received.error(**said) if "code" in said else received.answer({"resultType": "complete", **said})
             await out.json(answer, 400 if "code" in said else 200)
 
 
 @contextlib.asynccontextmanager
-async def toolbox(tools: Tools, **options: Any) -> AsyncIterator[tuple[Client, Script]]:
-    async with nothing_left(), script(tools.play) as played:
-        with reachable(played.connect):
+async def toolbox(tools: Tools, **options: Any) -> AsyncIterator[tuple[Client, ScriptedServer]]:
+    async with no_tasks_left(), scripted_server(tools.handle) as played:
+        with tcp_connects_to(played.connect):
             async with open_client(URL, **{"revision": E, **options}) as client:
                 yield client, played
 
@@ -124,14 +124,14 @@ async def test_a_type_that_cannot_be_read_is_refused_before_the_tool_runs(autoju
         unusable: Any = [int]
         with pytest.raises(UsageError, match="returns"):
             await client.call_tool("t", returns=unusable)
-        assert server.heard == ["server/discover"]
+        assert server.operations == ["server/discover"]
 
 
 async def test_a_tool_that_is_not_listed_is_looked_for_once(autojump_clock: MockClock) -> None:
     async with toolbox(Tools(THREE, THREE, THREE, listed=[])) as (client, server):
         for _ in range(3):
             assert await client.call_tool("t", returns=int) == 3
-        assert server.heard.count("tools/list") == 1
+        assert server.operations.count("tools/list") == 1
 
 
 async def test_a_tool_is_called_though_the_list_is_refused(autojump_clock: MockClock) -> None:
@@ -148,7 +148,7 @@ async def test_headers_that_do_not_fit_are_a_plain_error_of_a_plain_request(auto
         with pytest.raises(RequestError, match="do not fit") as refused:
             await client.request("tools/call", {"name": "t", "arguments": {}})
         assert refused.value.code == MISFIT["code"]
-        assert server.heard.count("tools/list") == 0
+        assert server.operations.count("tools/list") == 0
 
 
 @req("http-93")
@@ -158,7 +158,7 @@ async def test_headers_that_do_not_fit_have_a_tool_listed_anew_and_called_once_m
     async with toolbox(Tools(MISFIT, THREE, MISFIT, MISFIT, listed=listed)) as (client, server):
         result = await client.call_tool("t", {"region": "north"})
         assert result.structured_content == {"result": 3}
-        calls = [each for each in server.asked if each.what == "tools/call"]
+        calls = [each for each in server.requests if each.operation == "tools/call"]
         assert [each.headers.get("Mcp-Param-Region") for each in calls] == [None, "north"]
         with pytest.raises(RequestError, match="do not fit"):
             await client.call_tool("t", {"region": "north"})
@@ -167,7 +167,7 @@ async def test_headers_that_do_not_fit_have_a_tool_listed_anew_and_called_once_m
 @pytest.mark.parametrize("meta", [None, 3, "text", []])
 @pytest.mark.parametrize("more", [None, {"x/tenant": "A"}])
 async def test_meta_that_is_no_object_is_refused_here(meta: Any, more: Any, autojump_clock: MockClock) -> None:
-    async with open_client(build()) as client:
+    async with open_client(sample_server()) as client:
         with pytest.raises(UsageError, match="_meta must be a mapping, got"):
             await client.request("tools/list", {"_meta": meta}, meta=more)
         await client.list_tools_page()
@@ -190,14 +190,14 @@ CALLS: list[Callable[..., Any]] = [
 async def test_meta_goes_along_with_any_call(call: Callable[..., Any], autojump_clock: MockClock) -> None:
     sent: list[bytes] = []
     tap = lambda way, data: sent.append(data if way == "out" else b"")  # noqa: E731
-    async with open_client(build(), revision=D, tap=tap) as client:
+    async with open_client(sample_server(), revision=D, tap=tap) as client:
         await call(client, meta={"x/tenant": "A"})
     asked = [json.loads(line) for line in b"".join(sent).splitlines()]
     assert [each["params"]["_meta"] for each in asked if "_meta" in each.get("params", {})] == [{"x/tenant": "A"}]
 
 
 async def test_what_nothing_can_go_along_with_is_said(autojump_clock: MockClock) -> None:
-    async with open_client(build()) as client:
+    async with open_client(sample_server()) as client:
         wrong: dict[str, Any] = {"metadata": {}}
         with pytest.raises(
             TypeError, match=r"^unknown request option 'metadata'; the options are meta, headers, timeout, max_timeout$"
@@ -210,14 +210,14 @@ async def test_what_nothing_can_go_along_with_is_said(autojump_clock: MockClock)
 
 
 async def test_progress_goes_to_what_can_be_called(autojump_clock: MockClock) -> None:
-    async with open_client(build()) as client:
+    async with open_client(sample_server()) as client:
         with pytest.raises(UsageError, match=r"^on_progress must be a function, got bool$"):
             await client.call_tool("forecast", on_progress=cast("Any", True))
 
 
 @pytest.mark.parametrize("method", ["call_tool", "stream_tool", "get_prompt"])
 async def test_who_gives_arguments_as_keywords_is_told_how(method: str, autojump_clock: MockClock) -> None:
-    async with open_client(build()) as client:
+    async with open_client(sample_server()) as client:
         wrong: dict[str, Any] = {"city": "Oslo"}
         with pytest.raises(TypeError, match=rf"one mapping: {method}\('forecast', {{'city': ...}}\)"):
             await getattr(client, method)("forecast", **wrong)
@@ -246,7 +246,7 @@ async def test_who_gives_arguments_as_keywords_is_told_how(method: str, autojump
 async def test_what_is_no_mapping_is_refused_before_it_is_sent(
     what: str, ask: Callable[[Client, Any], Any], wrong: Any, autojump_clock: MockClock
 ) -> None:
-    async with open_client(build()) as client:
+    async with open_client(sample_server()) as client:
         with pytest.raises(UsageError, match=rf"^{what} must be a mapping by name, got {type(wrong).__name__}$"):
             await ask(client, wrong)
 
@@ -266,7 +266,7 @@ async def test_the_answer_to_a_question_goes_with_headers_of_its_own(autojump_cl
     options: dict[str, Any] = {"elicitation": think, "headers": lambda: {"Authorization": token}}
     async with toolbox(Tools(asks, THREE), **options) as (client, server):
         await client.call_tool("t", headers={"X-Of": "this call"})
-        told = [(each.headers.get("Authorization"), each.headers.get("X-Of")) for each in server.asked[1:]]
+        told = [(each.headers.get("Authorization"), each.headers.get("X-Of")) for each in server.requests[1:]]
         assert told == [("old", "this call"), ("new", "this call")]
 
 
@@ -282,8 +282,11 @@ async def test_headers_that_cannot_be_made_are_the_cause_that_nothing_is_opened(
     def headers() -> dict[str, str]:
         raise broken
 
-    async with nothing_left(), script(Tools().play) as played:
-        with reachable(played.connect), pytest.raises(UsageError, match="function given as headers raised") as failed:
+    async with no_tasks_left(), scripted_server(Tools().handle) as played:
+        with (
+            tcp_connects_to(played.connect),
+            pytest.raises(UsageError, match="function given as headers raised") as failed,
+        ):
             async with open_client(url, headers=headers):
                 raise AssertionError("it was opened")
     assert failed.value.__cause__ is broken
@@ -334,8 +337,8 @@ def test_headers_are_refused_where_nothing_has_any(target: Any) -> None:
 async def test_a_header_that_is_no_text_is_refused(
     url: str, headers: Any, wrap: Callable[[Any], Any], autojump_clock: MockClock
 ) -> None:
-    async with nothing_left(), script(Tools().play) as played:
-        with reachable(played.connect), pytest.raises(UsageError, match="must be strings, got NoneType"):
+    async with no_tasks_left(), scripted_server(Tools().handle) as played:
+        with tcp_connects_to(played.connect), pytest.raises(UsageError, match="must be strings, got NoneType"):
             async with open_client(url, headers=wrap(headers)):
                 raise AssertionError("it was opened")
 
@@ -405,7 +408,7 @@ USES: list[Callable[[Client], Any]] = [
 async def test_a_client_is_of_no_use_in_another_run_and_takes_no_harm(
     use: Callable[[Client], Any], run: Callable[..., Any]
 ) -> None:
-    async with open_client(build(), revision=D, roots=[]) as client:
+    async with open_client(sample_server(), revision=D, roots=[]) as client:
 
         async def elsewhere() -> None:
             await use(client)
@@ -416,7 +419,7 @@ async def test_a_client_is_of_no_use_in_another_run_and_takes_no_harm(
 
 
 async def test_a_client_is_used_from_a_thread_by_its_own_run() -> None:
-    async with open_client(build()) as client:
+    async with open_client(sample_server()) as client:
         page = await trio.to_thread.run_sync(lambda: trio.from_thread.run(client.list_tools_page))
         assert page.tools
 
@@ -426,7 +429,7 @@ async def test_the_end_of_a_block_is_bounded_whatever_the_connection_does(
 ) -> None:
     begun = trio.current_time()
     with trio.CancelScope() as scope:
-        async with open_client(build()) as client:
+        async with open_client(sample_server()) as client:
             monkeypatch.setattr(client, "aclose", trio.sleep_forever)
             scope.cancel()
     assert scope.cancelled_caught
@@ -515,8 +518,8 @@ async def test_every_wait_for_a_client_is_a_checkpoint_and_can_be_cancelled(
 ) -> None:
     """Also the second time, when the answer may be at hand; and to be cancelled there costs nothing else."""
     lists = ("tools", "resources", "resources/templates", "prompts")
-    server = build(cache={f"{name}/list": CacheHints(ttl_ms=60_000) for name in lists})
-    async with nothing_left(), open_client(server, revision=revision, roots=["/tmp"], tasks=True) as client:
+    server = sample_server(cache={f"{name}/list": CacheHints(ttl_ms=60_000) for name in lists})
+    async with no_tasks_left(), open_client(server, revision=revision, roots=["/tmp"], tasks=True) as client:
         for _ in range(2):
             with trio.CancelScope() as scope:
                 scope.cancel()

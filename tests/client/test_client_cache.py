@@ -11,9 +11,9 @@ import pytest
 import trio
 from trio.testing import MockClock, wait_all_tasks_blocked
 
-from tests.client.everywhere import nothing_left, reachable
-from tests.client.house import Size
-from tests.client.http_script import URL, Asked, Out, Script, script
+from tests.client.http_script import URL, ReceivedRequest, ResponseWriter, ScriptedServer, scripted_server
+from tests.client.matrix import no_tasks_left, tcp_connects_to
+from tests.client.sample_server import Size
 from tests.http.scripted_server import D, E
 from tests.requirements import req
 from tests.server.checkpoints import wait_or_fail
@@ -33,32 +33,32 @@ class Counting:
         self.numbers = itertools.count(1)
         self.stale_cursor = False
 
-    async def play(self, asked: Asked, out: Out) -> None:
-        if asked.what == "server/discover":
+    async def handle(self, received: ReceivedRequest, out: ResponseWriter) -> None:
+        if received.operation == "server/discover":
             found = {"supportedVersions": [E], "capabilities": CAPABILITIES, "resultType": "complete"}
-            await out.json(asked.answer(found))
+            await out.json(received.answer(found))
             return
-        params = asked.message["params"]
+        params = received.message["params"]
         if self.stale_cursor and "cursor" in params:
-            await out.json(asked.error(-32602, "no such cursor"), 400)
+            await out.json(received.error(-32602, "no such cursor"), 400)
             return
-        said = f"{next(self.numbers)} for {asked.headers.get('Authorization', 'anybody')}"
+        said = f"{next(self.numbers)} for {received.headers.get('Authorization', 'anybody')}"
         result: dict[str, Any] = {"resultType": "complete", **self.hints}
-        if asked.what == "resources/read":
+        if received.operation == "resources/read":
             result["contents"] = [{"uri": params["uri"], "text": said}]
         else:
-            result[asked.what.partition("/")[0]] = []
+            result[received.operation.partition("/")[0]] = []
             if "cursor" not in params:
                 result["nextCursor"] = "two"
-        await out.json(asked.answer(result))
+        await out.json(received.answer(result))
 
 
 @contextlib.asynccontextmanager
-async def counted(server: Counting, **options: Any) -> AsyncIterator[tuple[Client, Script]]:
-    async with nothing_left(), script(server.play) as played:
-        with reachable(played.connect):
+async def counted(server: Counting, **options: Any) -> AsyncIterator[tuple[Client, ScriptedServer]]:
+    async with no_tasks_left(), scripted_server(server.handle) as played:
+        with tcp_connects_to(played.connect):
             async with open_client(URL, **{"revision": E, **options}) as client:
-                played.asked.clear()
+                played.requests.clear()
                 yield client, played
 
 
@@ -75,7 +75,7 @@ async def test_a_result_is_used_again_until_it_is_stale(autojump_clock: MockCloc
         await trio.sleep(1.4)
         assert await read(client) == "1 for anybody"
         await trio.sleep(0.1)
-        assert len(server.asked) == 1  # nobody has asked by himself
+        assert len(server.requests) == 1  # nobody has asked by himself
         assert [await read(client), await read(client)] == ["2 for anybody"] * 2
 
 
@@ -92,7 +92,7 @@ TRACE = f"00-{1:032x}-{1:016x}-00"
 async def test_nothing_is_used_again_by_who_does_not_want_it(autojump_clock: MockClock) -> None:
     async with counted(Counting(ttlMs=9000), cache=False) as (client, server):
         assert [await read(client), await read(client)] == ["1 for anybody", "2 for anybody"]
-        assert len(server.asked) == 2
+        assert len(server.requests) == 2
 
 
 @req("cache-02")
@@ -117,7 +117,7 @@ async def test_what_goes_along_with_a_request_tells_its_result_from_others(
 ) -> None:
     async with counted(Counting(ttlMs=9000)) as (client, server):
         assert (await read(client, **one) == await read(client, **other)) is same
-        assert len(server.asked) == (1 if same else 2)
+        assert len(server.requests) == (1 if same else 2)
 
 
 async def test_what_goes_along_with_all_requests_counts_as_well(autojump_clock: MockClock) -> None:
@@ -127,7 +127,7 @@ async def test_what_goes_along_with_all_requests_counts_as_well(autojump_clock: 
         tenant = "B"
         await client.list_tools_page()
         await client.list_tools_page(meta={"x/tenant": "A"})
-        assert [each.message["params"]["_meta"]["x/tenant"] for each in server.asked] == ["A", "B"]
+        assert [each.message["params"]["_meta"]["x/tenant"] for each in server.requests] == ["A", "B"]
 
 
 @req("cache-16", "cache-17")
@@ -144,7 +144,7 @@ async def test_a_private_result_is_for_who_asked_and_a_public_one_for_all(
         await read(client)
         token = "one"
         await read(client)
-        assert [each.headers.get(name) for each in server.asked] == (
+        assert [each.headers.get(name) for each in server.requests] == (
             ["one"] if scope == "public" else ["one", "another"]
         )
 
@@ -176,7 +176,7 @@ async def test_headers_are_made_once_for_each_call(autojump_clock: MockClock) ->
         await client.list_tools_page()
         await client.request("prompts/list", headers={"x-of": "one"})
         await read(client)
-        told = [(each.headers.get("Authorization"), each.headers.get("X-Of")) for each in server.asked]
+        told = [(each.headers.get("Authorization"), each.headers.get("X-Of")) for each in server.requests]
         assert told == [("1", "all"), ("2", "one"), ("3", "all")]
 
 
@@ -187,10 +187,10 @@ async def test_each_page_is_kept_by_itself(autojump_clock: MockClock) -> None:
         await trio.sleep(0.6)
         await client.list_prompts_page("two")
         assert list(await client.list_prompts()) == []
-        assert len(server.asked) == 2
+        assert len(server.requests) == 2
         await trio.sleep(0.6)
         assert list(await client.list_prompts()) == []
-        cursors = [each.message["params"].get("cursor") for each in server.asked]
+        cursors = [each.message["params"].get("cursor") for each in server.requests]
         assert cursors == [None, "two", None]  # the second was fresh
 
 
@@ -203,7 +203,7 @@ async def test_a_cursor_that_is_not_known_any_more_makes_all_pages_stale(autojum
             list(await client.list_prompts())
         playing.stale_cursor = False
         assert list(await client.list_prompts()) == []
-        cursors = [each.message["params"].get("cursor") for each in server.asked]
+        cursors = [each.message["params"].get("cursor") for each in server.requests]
         assert cursors == [None, "two", None, "two"]
 
 
@@ -246,7 +246,7 @@ async def test_headers_that_cannot_be_made_are_one_error_for_all_calls(
             await wait_or_fail(lambda: ask(client), "an outcome")
         assert failed.value.__cause__ is broken
         fails = False
-        assert len(server.asked) == 1
+        assert len(server.requests) == 1
         await client.list_prompts_page()
 
 
@@ -289,7 +289,7 @@ async def at_house(**options: Any) -> AsyncIterator[tuple[Client, Callable[[str]
     """A client, and how often it has asked for something."""
     sent: list[bytes] = []
     options = {"revision": E, "tap": lambda way, data: sent.append(data if way == "out" else b""), **options}
-    async with nothing_left(), open_client(house(), **options) as client:
+    async with no_tasks_left(), open_client(house(), **options) as client:
         yield client, lambda method: b"".join(sent).count(b'"%s"' % method.encode())
 
 
@@ -322,7 +322,7 @@ async def test_a_result_that_is_overtaken_by_a_change_is_not_used_again(autojump
 @req("cache-03")
 async def test_what_took_answers_of_ours_is_never_used_again(autojump_clock: MockClock) -> None:
     answers = iter([7, 8])
-    async with at_house(elicitation=lambda asked: {"size": next(answers), "colour": "red"}) as (client, count):
+    async with at_house(elicitation=lambda received: {"size": next(answers), "colour": "red"}) as (client, count):
         assert await read(client, "notes://secret") == "7, 1"
         assert await read(client, "notes://secret") == "8, 2"
         assert count("resources/read") == 4

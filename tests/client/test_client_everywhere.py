@@ -12,8 +12,8 @@ from hypothesis import example, given, settings
 from hypothesis import strategies as st
 from trio.testing import MockClock, wait_all_tasks_blocked
 
-from tests.client.everywhere import ROOT, Where, at_home, contract, nothing_left, visiting
-from tests.client.house import Forecast, build
+from tests.client.matrix import ROOT, Variant, client_of, each_transport_and_asgi, no_tasks_left, serve_over
+from tests.client.sample_server import Forecast, sample_server
 from tests.http.scripted_server import A, B, C, D, E
 from tests.requirements import req
 from tests.server.checkpoints import wait_or_fail
@@ -32,9 +32,9 @@ from trio_mcp.types import PromptReference, ResourceReference
 
 
 @pytest.fixture
-def clock(where: Where) -> MockClock:
+def clock(variant: Variant) -> MockClock:
     """That of a child process is the real one."""
-    return MockClock(rate=1.0) if where.transport == "child" else MockClock(autojump_threshold=0)
+    return MockClock(rate=1.0) if variant.transport == "child" else MockClock(autojump_threshold=0)
 
 
 async def ledger(client: Client, last: str) -> list[str]:
@@ -54,52 +54,52 @@ def text_of(result: Any) -> str:
 # Opening and closing.
 
 
-@contract()
+@each_transport_and_asgi()
 @req("stdio-01")
-async def test_a_revision_may_be_pinned_and_all_that_was_agreed_is_known(where: Where, clock: MockClock) -> None:
-    async with visiting(where) as client:
-        assert client.revision == where.revision
+async def test_a_revision_may_be_pinned_and_all_that_was_agreed_is_known(variant: Variant, clock: MockClock) -> None:
+    async with client_of(variant) as client:
+        assert client.revision == variant.revision
         assert client.negotiation.chosen is not None
-        assert client.negotiation.chosen.name == where.revision
+        assert client.negotiation.chosen.name == variant.revision
         assert client.negotiation.why
-        how = "server/discover in" if where.modern else "initialize with"
-        assert client.negotiation.attempts[-1].tried == f"{how} {where.revision}"
+        how = "server/discover in" if variant.modern else "initialize with"
+        assert client.negotiation.attempts[-1].tried == f"{how} {variant.revision}"
         assert client.server["name"] == "house"
         assert client.server["version"] == "7"
         assert client.instructions == "Knock first."
-        assert client.capabilities["tools"] == {"listChanged": True} or where.transport == "http json"
+        assert client.capabilities["tools"] == {"listChanged": True} or variant.transport == "http json"
         assert client.deviations == ()
 
 
-@contract(without=["child"])  # whose program speaks all of them
+@each_transport_and_asgi(without=["child"])  # whose program speaks all of them
 @req("http-124")
-async def test_the_newest_revision_that_both_have_is_found(where: Where, clock: MockClock) -> None:
-    async with visiting(where, build(revisions=[where.revision]), revision=None) as client:
-        assert client.revision == where.revision
+async def test_the_newest_revision_that_both_have_is_found(variant: Variant, clock: MockClock) -> None:
+    async with client_of(variant, sample_server(revisions=[variant.revision]), revision=None) as client:
+        assert client.revision == variant.revision
         tried = [each.tried for each in client.negotiation.attempts]
         assert tried[0] == f"server/discover in {E}"
-        assert where.modern or len(tried) > 1
+        assert variant.modern or len(tried) > 1
 
 
-@contract(without=["child"])
-async def test_a_revision_that_the_server_has_not_is_an_error_and_no_group(where: Where, clock: MockClock) -> None:
-    others = [each for each in (A, B, C, D, E) if each != where.revision]
-    async with nothing_left(), at_home(where.transport, build(revisions=others)) as target:
+@each_transport_and_asgi(without=["child"])
+async def test_a_revision_that_the_server_has_not_is_an_error_and_no_group(variant: Variant, clock: MockClock) -> None:
+    others = [each for each in (A, B, C, D, E) if each != variant.revision]
+    async with no_tasks_left(), serve_over(variant.transport, sample_server(revisions=others)) as target:
         with pytest.raises(McpError) as refused:
-            async with open_client(target, revision=where.revision):
+            async with open_client(target, revision=variant.revision):
                 raise AssertionError("it was opened")
         assert isinstance(refused.value, HandshakeError) or isinstance(refused.value.__cause__, HandshakeError)
 
 
-@contract()
+@each_transport_and_asgi()
 @pytest.mark.parametrize("grouped", [False, True])
 async def test_what_the_block_raises_leaves_it_as_the_same_object(
-    where: Where, grouped: bool, clock: MockClock
+    variant: Variant, grouped: bool, clock: MockClock
 ) -> None:
     own: BaseException = ExceptionGroup("mine", [KeyError("x")]) if grouped else KeyError("x")
 
     async def block() -> None:
-        async with visiting(where) as client:
+        async with client_of(variant) as client:
             await client.call_tool("greet", {"name": "you"})
             raise own
 
@@ -108,17 +108,21 @@ async def test_what_the_block_raises_leaves_it_as_the_same_object(
     assert raised.value is own
 
 
-@contract()
+@each_transport_and_asgi()
 @req("state-04")
-async def test_ten_clients_are_closed_in_any_order_by_any_task(where: Where, clock: MockClock) -> None:
-    order = list(range(2 if where.transport == "child" else 10))
-    random.Random(str(where)).shuffle(order)
-    options: dict[str, Any] = {"cwd": ROOT} if where.transport == "child" else {}
-    async with nothing_left(), at_home(where.transport, build()) as target, trio.open_nursery() as nursery:
+async def test_ten_clients_are_closed_in_any_order_by_any_task(variant: Variant, clock: MockClock) -> None:
+    order = list(range(2 if variant.transport == "child" else 10))
+    random.Random(str(variant)).shuffle(order)
+    options: dict[str, Any] = {"cwd": ROOT} if variant.transport == "child" else {}
+    async with (
+        no_tasks_left(),
+        serve_over(variant.transport, sample_server()) as target,
+        trio.open_nursery() as nursery,
+    ):
         clients: list[Client] = []
 
         async def connect() -> None:
-            clients.append(await connect_client(nursery, target, revision=where.revision, **options))
+            clients.append(await connect_client(nursery, target, revision=variant.revision, **options))
 
         async with trio.open_nursery() as several:
             for _ in order:
@@ -134,8 +138,8 @@ async def test_ten_clients_are_closed_in_any_order_by_any_task(where: Where, clo
 
 @pytest.mark.full  # ten clients are in the default suite
 async def test_a_thousand_clients_are_closed_in_any_order_by_any_task(autojump_clock: MockClock) -> None:
-    order, shuffled, server = list(range(10)), random.Random(1), build()
-    async with nothing_left(), trio.open_nursery() as nursery, trio.open_nursery() as closers:
+    order, shuffled, server = list(range(10)), random.Random(1), sample_server()
+    async with no_tasks_left(), trio.open_nursery() as nursery, trio.open_nursery() as closers:
         for _ in range(100):
             clients = [await connect_client(nursery, server) for _ in order]
             shuffled.shuffle(order)
@@ -143,8 +147,8 @@ async def test_a_thousand_clients_are_closed_in_any_order_by_any_task(autojump_c
                 closers.start_soon(clients[number].aclose)
 
 
-@contract()
-async def test_closing_ends_every_call_and_every_listener(where: Where, clock: MockClock) -> None:
+@each_transport_and_asgi()
+async def test_closing_ends_every_call_and_every_listener(variant: Variant, clock: MockClock) -> None:
     ended: list[str] = []
 
     async def call(client: Client) -> None:
@@ -159,23 +163,23 @@ async def test_closing_ends_every_call_and_every_listener(where: Where, clock: M
                 raise AssertionError("nothing has changed")
         ended.append("a listener")
 
-    async with trio.open_nursery() as nursery, visiting(where) as client:
+    async with trio.open_nursery() as nursery, client_of(variant) as client:
         nursery.start_soon(call, client)
-        if where.transport != "http json":
+        if variant.transport != "http json":
             await nursery.start(listen, client)
         await ledger(client, "x began")
         with trio.fail_after(60):
             await client.aclose()
-    assert sorted(ended) == (["a call"] if where.transport == "http json" else ["a call", "a listener"])
+    assert sorted(ended) == (["a call"] if variant.transport == "http json" else ["a call", "a listener"])
 
 
 # Lists.
 
 
 @req("prm-10")
-@contract()
-async def test_lists_are_walked_over_all_their_pages(where: Where, clock: MockClock) -> None:
-    async with visiting(where) as client:
+@each_transport_and_asgi()
+async def test_lists_are_walked_over_all_their_pages(variant: Variant, clock: MockClock) -> None:
+    async with client_of(variant) as client:
         tools = [tool.name for tool in await client.list_tools()]
         assert len(tools) > 15
         assert {"add", "grow"} < set(tools)
@@ -190,9 +194,9 @@ def _names(items: Iterable[Any]) -> list[str]:
     return [each.name for each in items]
 
 
-@contract()
-async def test_a_page_is_asked_for_by_the_cursor_of_the_one_before(where: Where, clock: MockClock) -> None:
-    async with visiting(where) as client:
+@each_transport_and_asgi()
+async def test_a_page_is_asked_for_by_the_cursor_of_the_one_before(variant: Variant, clock: MockClock) -> None:
+    async with client_of(variant) as client:
         first = await client.list_resources_page()
         assert _names(first.resources) == ["one", "two", "three"]
         assert isinstance(first.next_cursor, str)
@@ -210,13 +214,13 @@ async def test_a_page_is_asked_for_by_the_cursor_of_the_one_before(where: Where,
 
 
 @req("tool-42")
-@contract()
-async def test_a_result_has_all_that_its_revision_gives(where: Where, clock: MockClock) -> None:
-    async with visiting(where) as client:
+@each_transport_and_asgi()
+async def test_a_result_has_all_that_its_revision_gives(variant: Variant, clock: MockClock) -> None:
+    async with client_of(variant) as client:
         result = await client.call_tool("forecast", {"city": "Oslo"})
         assert "Oslo" in text_of(result)
         assert not result.is_error
-        if where.revision >= C:
+        if variant.revision >= C:
             assert result.structured_content == {"city": "Oslo", "degrees": [1, 2, 3]}
         assert text_of(await client.call_tool("greet", {"name": "Ærøskøbing"})) == "Hello, Ærøskøbing!"
 
@@ -230,9 +234,9 @@ CALLS: dict[str, tuple[str, dict[str, Any], Any, Any]] = {
 }
 
 
-@contract()
-async def test_a_structured_value_comes_as_the_type_that_is_asked_for(where: Where, clock: MockClock) -> None:
-    async with visiting(where) as client:
+@each_transport_and_asgi()
+async def test_a_structured_value_comes_as_the_type_that_is_asked_for(variant: Variant, clock: MockClock) -> None:
+    async with client_of(variant) as client:
         for name, arguments, returns, value in CALLS.values():
             assert await client.call_tool(name, arguments, returns=returns) == value
         with pytest.raises(RemoteProtocolError, match="add"):
@@ -240,9 +244,9 @@ async def test_a_structured_value_comes_as_the_type_that_is_asked_for(where: Whe
 
 
 @req("tool-20", "tool-21", "tool-44")
-@contract()
-async def test_a_tool_that_fails_has_a_result_and_a_refusal_is_an_error(where: Where, clock: MockClock) -> None:
-    async with visiting(where) as client:
+@each_transport_and_asgi()
+async def test_a_tool_that_fails_has_a_result_and_a_refusal_is_an_error(variant: Variant, clock: MockClock) -> None:
+    async with client_of(variant) as client:
         result = await client.call_tool("fail", {"why": "no bread"})
         assert result.is_error
         assert text_of(result) == "no bread"
@@ -260,37 +264,37 @@ async def test_a_tool_that_fails_has_a_result_and_a_refusal_is_an_error(where: W
 
 
 @req("tool-18")
-@contract()
-async def test_names_of_tools_are_told_apart_by_case(where: Where, clock: MockClock) -> None:
-    async with visiting(where) as client:
+@each_transport_and_asgi()
+async def test_names_of_tools_are_told_apart_by_case(variant: Variant, clock: MockClock) -> None:
+    async with client_of(variant) as client:
         with pytest.raises(RequestError):
             await client.call_tool("Add", {"a": 1, "b": 2})
 
 
-@contract()
-async def test_twenty_calls_at_once_each_have_their_own_answer(where: Where, clock: MockClock) -> None:
+@each_transport_and_asgi()
+async def test_twenty_calls_at_once_each_have_their_own_answer(variant: Variant, clock: MockClock) -> None:
     answers: dict[int, int] = {}
 
     async def call(client: Client, number: int) -> None:
         answers[number] = await client.call_tool("add", {"a": number, "b": number}, returns=int)
 
-    async with visiting(where) as client, trio.open_nursery() as nursery:
+    async with client_of(variant) as client, trio.open_nursery() as nursery:
         for number in range(20):
             nursery.start_soon(call, client, number)
     assert answers == {number: 2 * number for number in range(20)}
 
 
-@contract()
-async def test_three_megabytes_go_there_and_back(where: Where, clock: MockClock) -> None:
+@each_transport_and_asgi()
+async def test_three_megabytes_go_there_and_back(variant: Variant, clock: MockClock) -> None:
     text = "0123456789abcdef" * (3 * 2**16)
-    async with visiting(where) as client:
+    async with client_of(variant) as client:
         assert await client.call_tool("swap", {"text": text}, returns=str) == text[::-1]
 
 
-@contract()
-async def test_meta_goes_along_with_one_call_or_with_all(where: Where, clock: MockClock) -> None:
+@each_transport_and_asgi()
+async def test_meta_goes_along_with_one_call_or_with_all(variant: Variant, clock: MockClock) -> None:
     trace = f"00-{7:032x}-{7:016x}-01"
-    async with visiting(where, meta=lambda: {"traceparent": trace, "example.org/of": "all"}) as client:
+    async with client_of(variant, meta=lambda: {"traceparent": trace, "example.org/of": "all"}) as client:
         told = await client.call_tool("meta", meta={"example.org/of": "one"}, returns=dict[str, Any])
         assert told == {"traceparent": trace, "example.org/of": "one"}
 
@@ -299,8 +303,8 @@ async def test_meta_goes_along_with_one_call_or_with_all(where: Where, clock: Mo
 
 
 @req("prog-10")
-@contract(without=["http json"])
-async def test_progress_comes_in_order_and_before_the_result(where: Where, clock: MockClock) -> None:
+@each_transport_and_asgi(without=["http json"])
+async def test_progress_comes_in_order_and_before_the_result(variant: Variant, clock: MockClock) -> None:
     heard: list[tuple[float, float | None, str | None]] = []
 
     async def later(*report: Any) -> None:
@@ -308,9 +312,9 @@ async def test_progress_comes_in_order_and_before_the_result(where: Where, clock
         heard.append(report)
 
     def say(number: int) -> str | None:
-        return None if where.revision == A else f"number {number}"
+        return None if variant.revision == A else f"number {number}"
 
-    async with visiting(where) as client:
+    async with client_of(variant) as client:
         await client.call_tool("count", {"to": 5}, on_progress=lambda *report: heard.append(report))
         assert heard == [(number, 5, say(number)) for number in range(5)]
         heard.clear()
@@ -318,9 +322,9 @@ async def test_progress_comes_in_order_and_before_the_result(where: Where, clock
         assert heard == [(number, 3, say(number)) for number in range(3)]
 
 
-@contract(without=["child"])
+@each_transport_and_asgi(without=["child"])
 @pytest.mark.parametrize("reports", [True, False], ids=["reporting", "silent"])
-async def test_a_call_of_ten_minutes_has_its_answer(reports: bool, where: Where, clock: MockClock) -> None:
+async def test_a_call_of_ten_minutes_has_its_answer(reports: bool, variant: Variant, clock: MockClock) -> None:
     """No timer of ours, and none of the other side, comes between; who is silent is only asked whether he lives."""
     server = Server("patient")
 
@@ -333,12 +337,12 @@ async def test_a_call_of_ten_minutes_has_its_answer(reports: bool, where: Where,
         return "baked"
 
     heard: list[float] = []
-    async with visiting(where, server) as client:
+    async with client_of(variant, server) as client:
         start = trio.current_time()
         on_progress = (lambda done, total, message: heard.append(done)) if reports else None
         assert await client.call_tool("bake", on_progress=on_progress, returns=str) == "baked"
         assert trio.current_time() - start == pytest.approx(600, abs=1)
-    assert heard == ([*range(10)] if reports and where.transport != "http json" else [])
+    assert heard == ([*range(10)] if reports and variant.transport != "http json" else [])
 
 
 @settings(max_examples=200)
@@ -364,14 +368,14 @@ def test_a_tool_gets_exactly_the_text_that_was_sent(text: str) -> None:
     assert {type(each) for each in got} == {str}
 
 
-@contract(without=["http json"])
-async def test_what_a_progress_callback_raises_ends_the_call_alone(where: Where, clock: MockClock) -> None:
+@each_transport_and_asgi(without=["http json"])
+async def test_what_a_progress_callback_raises_ends_the_call_alone(variant: Variant, clock: MockClock) -> None:
     own = KeyError("mine")
 
     def stumble(*report: Any) -> None:
         raise own
 
-    async with visiting(where) as client:
+    async with client_of(variant) as client:
         with pytest.raises(KeyError) as raised:
             await client.call_tool("count", {"to": 5}, on_progress=stumble)
         assert raised.value is own
@@ -379,10 +383,10 @@ async def test_what_a_progress_callback_raises_ends_the_call_alone(where: Where,
 
 
 @req("log-02", "log-05", "log-15")
-@contract(without=["http json"])
-async def test_logs_come_from_the_level_on_that_is_wanted(where: Where, clock: MockClock) -> None:
+@each_transport_and_asgi(without=["http json"])
+async def test_logs_come_from_the_level_on_that_is_wanted(variant: Variant, clock: MockClock) -> None:
     heard: list[Any] = []
-    async with visiting(where, on_log=heard.append, log_level="warning") as client:
+    async with client_of(variant, on_log=heard.append, log_level="warning") as client:
         await client.call_tool("talk")
         assert [(each.level, each.logger, each.data) for each in heard] == [("warning", "house", {"loud": True})]
         heard.clear()
@@ -393,14 +397,14 @@ async def test_logs_come_from_the_level_on_that_is_wanted(where: Where, clock: M
             await client.set_log_level("loud")  # type: ignore[arg-type]
 
 
-@contract(without=["http json", "child"])
+@each_transport_and_asgi(without=["http json", "child"])
 async def test_a_log_callback_that_fails_costs_nothing(
-    where: Where, caplog: pytest.LogCaptureFixture, clock: MockClock
+    variant: Variant, caplog: pytest.LogCaptureFixture, clock: MockClock
 ) -> None:
     def stumble(message: Any) -> None:
         raise KeyError(message.level)
 
-    async with visiting(where, on_log=stumble, log_level="debug") as client:
+    async with client_of(variant, on_log=stumble, log_level="debug") as client:
         assert await client.call_tool("talk", returns=str) == "talked"
     assert "a callback of the client has failed" in caplog.text
 
@@ -408,21 +412,21 @@ async def test_a_log_callback_that_fails_costs_nothing(
 # Resources, prompts, completion, ping.
 
 
-@contract()
-async def test_a_resource_is_read(where: Where, clock: MockClock) -> None:
-    async with visiting(where) as client:
+@each_transport_and_asgi()
+async def test_a_resource_is_read(variant: Variant, clock: MockClock) -> None:
+    async with client_of(variant) as client:
         (content,) = (await client.read_resource("house://one")).contents
         assert content.text == "inside house://one"  # type: ignore[union-attr]
         (content,) = (await client.read_resource("rooms://7")).contents
         assert content.text == "the room 7"  # type: ignore[union-attr]
         with pytest.raises(RequestError) as missing:
             await client.read_resource("nowhere://at/all")
-        assert missing.value.code == (-32602 if where.modern else -32002)
+        assert missing.value.code == (-32602 if variant.modern else -32002)
 
 
-@contract()
-async def test_a_prompt_is_filled_in(where: Where, clock: MockClock) -> None:
-    async with visiting(where) as client:
+@each_transport_and_asgi()
+async def test_a_prompt_is_filled_in(variant: Variant, clock: MockClock) -> None:
+    async with client_of(variant) as client:
         result = await client.get_prompt("review", {"code": "x = 1", "language": "awk"})
         assert result.messages[0].content.text == "Review this awk: x = 1"  # type: ignore[union-attr]
         with pytest.raises(RequestError):
@@ -430,13 +434,13 @@ async def test_a_prompt_is_filled_in(where: Where, clock: MockClock) -> None:
 
 
 @req("cmpl-09")
-@contract()
-async def test_a_value_is_completed(where: Where, clock: MockClock) -> None:
-    async with visiting(where) as client:
+@each_transport_and_asgi()
+async def test_a_value_is_completed(variant: Variant, clock: MockClock) -> None:
+    async with client_of(variant) as client:
         ref = PromptReference("review")
         assert (await client.complete(ref, "language", "p")).values == ["python", "pascal"]
         context = {"code": "perl"}
-        if where.revision >= C:
+        if variant.revision >= C:
             completion = await client.complete(ref, "language", "pe", context=context)
             assert completion.values == ["perl"]
         else:
@@ -446,10 +450,10 @@ async def test_a_value_is_completed(where: Where, clock: MockClock) -> None:
 
 
 @req("ping-07")
-@contract()
-async def test_a_ping_is_answered_where_there_is_such_a_thing(where: Where, clock: MockClock) -> None:
-    async with visiting(where) as client:
-        if where.modern:
+@each_transport_and_asgi()
+async def test_a_ping_is_answered_where_there_is_such_a_thing(variant: Variant, clock: MockClock) -> None:
+    async with client_of(variant) as client:
+        if variant.modern:
             with pytest.raises(NotInThisRevision):
                 await client.ping()
         else:
@@ -460,9 +464,9 @@ async def test_a_ping_is_answered_where_there_is_such_a_thing(where: Where, cloc
 
 
 @req("cancel-11", "cancel-16", "time-03", "time-04")
-@contract()
-async def test_leaving_a_scope_stops_the_handler_and_the_connection_goes_on(where: Where, clock: MockClock) -> None:
-    async with visiting(where) as client:
+@each_transport_and_asgi()
+async def test_leaving_a_scope_stops_the_handler_and_the_connection_goes_on(variant: Variant, clock: MockClock) -> None:
+    async with client_of(variant) as client:
         with trio.CancelScope() as scope:
             async with trio.open_nursery() as nursery:
                 nursery.start_soon(client.call_tool, "hold", {"name": "x"})
@@ -475,9 +479,9 @@ async def test_leaving_a_scope_stops_the_handler_and_the_connection_goes_on(wher
 
 
 @req("cancel-05", "cancel-06", "cancel-21")
-@contract(without=["child"])
-async def test_an_answer_that_crosses_its_cancellation_vanishes(where: Where, clock: MockClock) -> None:
-    async with visiting(where) as client:
+@each_transport_and_asgi(without=["child"])
+async def test_an_answer_that_crosses_its_cancellation_vanishes(variant: Variant, clock: MockClock) -> None:
+    async with client_of(variant) as client:
         for steps in range(12):
             with trio.CancelScope() as scope:
                 async with trio.open_nursery() as nursery:
@@ -501,34 +505,34 @@ QUESTIONS = [  # the tool that asks, the revisions that have the question, and w
 
 
 @req("mrtr-18", "mrtr-26")
-@contract(legacy_without=["http json"])
-async def test_what_a_handler_asks_is_answered_by_the_callback_for_it(where: Where, clock: MockClock) -> None:
+@each_transport_and_asgi(legacy_without=["http json"])
+async def test_what_a_handler_asks_is_answered_by_the_callback_for_it(variant: Variant, clock: MockClock) -> None:
     forms: Iterator[Any] = iter([{"size": 7}, Declined()])
     callbacks: dict[str, Any] = {
         "elicitation": lambda form: next(forms),
         "elicitation_url": lambda page: page.host == "pay.example",
         "sampling": lambda asked: ("nothing", "m-1"),
     }
-    async with visiting(where, **callbacks) as client:
+    async with client_of(variant, **callbacks) as client:
         for tool, revisions, said in QUESTIONS:
-            if where.revision in revisions:
+            if variant.revision in revisions:
                 assert text_of(await client.call_tool(tool)) == said
         assert client.deviations == ()
 
 
 @req("root-01", "root-02", "root-03", "root-16")
-@contract(legacy_without=["http json"])
-async def test_the_roots_are_told_and_told_anew_when_they_change(where: Where, clock: MockClock) -> None:
-    async with visiting(where, roots=["/srv"]) as client:
+@each_transport_and_asgi(legacy_without=["http json"])
+async def test_the_roots_are_told_and_told_anew_when_they_change(variant: Variant, clock: MockClock) -> None:
+    async with client_of(variant, roots=["/srv"]) as client:
         assert await client.call_tool("rooms", returns=list[str]) == ["file:///srv"]
         await client.set_roots(["/home"])
         await wait_all_tasks_blocked()  # by HTTP the next call may overtake what is told
         assert await client.call_tool("rooms", returns=list[str]) == ["file:///home"]
 
 
-@contract(legacy_without=["http json"])
-async def test_a_question_that_nobody_answers_ends_its_call_alone(where: Where, clock: MockClock) -> None:
-    async with visiting(where) as client:
+@each_transport_and_asgi(legacy_without=["http json"])
+async def test_a_question_that_nobody_answers_ends_its_call_alone(variant: Variant, clock: MockClock) -> None:
+    async with client_of(variant) as client:
         for tool in ("think", "rooms"):
             try:
                 result = await client.call_tool(tool)
@@ -539,15 +543,15 @@ async def test_a_question_that_nobody_answers_ends_its_call_alone(where: Where, 
         assert await client.call_tool("add", {"a": 1, "b": 1}, returns=int) == 2
 
 
-@contract(legacy_without=["http json"])
-async def test_a_callback_that_fails_ends_the_call_that_asked(where: Where, clock: MockClock) -> None:
+@each_transport_and_asgi(legacy_without=["http json"])
+async def test_a_callback_that_fails_ends_the_call_that_asked(variant: Variant, clock: MockClock) -> None:
     own = KeyError("mine")
 
     def stumble(asked: Any) -> Any:
         raise own
 
-    async with visiting(where, sampling=stumble) as client:
-        if where.modern:
+    async with client_of(variant, sampling=stumble) as client:
+        if variant.modern:
             with pytest.raises(InputUnavailable) as raised:
                 await client.call_tool("think")
             assert raised.value.__cause__ is own
@@ -556,9 +560,9 @@ async def test_a_callback_that_fails_ends_the_call_that_asked(where: Where, cloc
         assert await client.call_tool("add", {"a": 1, "b": 1}, returns=int) == 2
 
 
-@contract(legacy_without=["http json"])
+@each_transport_and_asgi(legacy_without=["http json"])
 @req("elic-25", "elic-48")
-async def test_leaving_a_call_takes_its_question_back(where: Where, clock: MockClock) -> None:
+async def test_leaving_a_call_takes_its_question_back(variant: Variant, clock: MockClock) -> None:
     asked, dropped = trio.Event(), trio.Event()
 
     async def ponder(request: Any) -> Any:
@@ -568,7 +572,7 @@ async def test_leaving_a_call_takes_its_question_back(where: Where, clock: MockC
         finally:
             dropped.set()
 
-    async with visiting(where, sampling=ponder) as client:
+    async with client_of(variant, sampling=ponder) as client:
         with trio.CancelScope() as scope:
             async with trio.open_nursery() as nursery:
                 nursery.start_soon(client.call_tool, "think")
@@ -581,9 +585,9 @@ async def test_leaving_a_call_takes_its_question_back(where: Where, clock: MockC
 # Changes.
 
 
-@contract(without=["http json"])
-async def test_changes_are_heard_as_long_as_the_block_runs(where: Where, clock: MockClock) -> None:
-    async with visiting(where) as client:
+@each_transport_and_asgi(without=["http json"])
+async def test_changes_are_heard_as_long_as_the_block_runs(variant: Variant, clock: MockClock) -> None:
+    async with client_of(variant) as client:
         async with client.listen(RESOURCES_CHANGED, tools=True, prompts=True, resources="house://one") as changes:
             await client.call_tool("touch", {"uri": "house://one"})
             assert await anext(changes) == resource_updated("house://one")
@@ -601,9 +605,9 @@ async def test_changes_are_heard_as_long_as_the_block_runs(where: Where, clock: 
 
 
 @req("arch-02", "life-15", "life-16", "prm-11")
-@contract(without=["child"])
-async def test_what_the_server_does_not_declare_is_not_asked(where: Where, clock: MockClock) -> None:
-    async with visiting(where, Server("bare")) as client:
+@each_transport_and_asgi(without=["child"])
+async def test_what_the_server_does_not_declare_is_not_asked(variant: Variant, clock: MockClock) -> None:
+    async with client_of(variant, Server("bare")) as client:
         for ask in (client.list_tools, client.list_prompts, client.list_resources):
             with pytest.raises(NotDeclared):
                 await ask()
@@ -614,7 +618,7 @@ def test_the_default_suite_meets_the_child_in_every_revision() -> None:
         param.values[0].revision
         for test in list(globals().values())
         for mark in getattr(test, "pytestmark", ())
-        if mark.name == "parametrize" and mark.args[0] == "where"
+        if mark.name == "parametrize" and mark.args[0] == "variant"
         for param in mark.args[1]
         if param.values[0].transport == "child" and pytest.mark.default in param.marks
     }

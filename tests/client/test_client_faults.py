@@ -15,8 +15,8 @@ import pytest
 import trio
 from trio.testing import MockClock, wait_all_tasks_blocked
 
-from tests.client.everywhere import ROOT, Where, at_home, everywhere, nothing_left, reachable, visiting
-from tests.client.http_script import URL, Asked, Out, legacy, modern, script
+from tests.client.http_script import URL, ReceivedRequest, ResponseWriter, legacy, modern, scripted_server
+from tests.client.matrix import ROOT, Variant, client_of, each_transport, no_tasks_left, serve_over, tcp_connects_to
 from tests.cuts import Cuts
 from tests.http.scripted_server import SSE_PATHS, A, D, E
 from tests.http.served import MemoryListener
@@ -44,8 +44,8 @@ BOUND = 30.0  # seconds for which a call waits for a server that says nothing an
 
 
 @pytest.fixture
-def clock(where: Where) -> MockClock:
-    return MockClock(rate=1.0) if where.transport == "child" else MockClock(autojump_threshold=0)
+def clock(variant: Variant) -> MockClock:
+    return MockClock(rate=1.0) if variant.transport == "child" else MockClock(autojump_threshold=0)
 
 
 def small() -> Server:
@@ -157,7 +157,7 @@ async def faulty(transport: str, fault: Fault, server: Server) -> AsyncIterator[
                 server, listeners=[listener], allowed_hosts=["127.0.0.1"], task_status=task_status, **options
             )
         )
-        with reachable(connect):
+        with tcp_connects_to(connect):
             yield {"websocket": WS, "http+sse": SSE}.get(transport, URL)
 
 
@@ -210,7 +210,7 @@ async def test_whatever_happens_after_any_byte_each_call_has_one_outcome(
     async def play(fault: Fault) -> list[str]:
         heard: list[str] = []
         start = trio.current_time()
-        async with nothing_left(), faulty(transport, fault, small()) as target:
+        async with no_tasks_left(), faulty(transport, fault, small()) as target:
             try:
                 async with open_client(target, revision=revision, sampling=lambda asked: ("x", "m")) as client:
                     await _talk(client, fault, heard)
@@ -243,61 +243,61 @@ async def test_an_answer_that_was_taken_before_its_connection_broke_is_no_mistak
     """The second sending is refused, for nobody waits for it; the session is as it was."""
     told = trio.Event()
 
-    async def play(asked: Asked, out: Out) -> None:
-        if asked.what == "tools/call":
+    async def handle(received: ReceivedRequest, out: ResponseWriter) -> None:
+        if received.operation == "tools/call":
             await out.begin()
             sample = {"messages": [], "maxTokens": 1}
             await out.event({"jsonrpc": "2.0", "id": 1, "method": "sampling/createMessage", "params": sample})
             await told.wait()
-            await out.event(asked.answer({"content": []}))
+            await out.event(received.answer({"content": []}))
             await out.end()
-        elif asked.what == "GET":
+        elif received.operation == "GET":
             await out.reply(405)
-        elif asked.what == "answer" and not told.is_set():
+        elif received.operation == "answer" and not told.is_set():
             told.set()
-            out.cut()
+            out.close()
         else:
             await out.reply(status)
 
-    async with nothing_left(), script(legacy(play)) as server:
-        with reachable(server.connect):
+    async with no_tasks_left(), scripted_server(legacy(handle)) as server:
+        with tcp_connects_to(server.connect):
             async with open_client(URL, revision=D, sampling=lambda asked: ("x", "m")) as client:
                 with trio.fail_after(BOUND):
                     await client.call_tool("t")
                 await wait_all_tasks_blocked()
                 assert client.deviations == ()
-        assert server.heard.count("answer") == 2
-        assert server.heard.count("initialize") == 1
+        assert server.operations.count("answer") == 2
+        assert server.operations.count("initialize") == 1
 
 
 @pytest.mark.parametrize("cuts", [1, 2, 5])
 async def test_an_answer_whose_connection_broke_is_sent_again(cuts: int, autojump_clock: MockClock) -> None:
     told = trio.Event()
 
-    async def play(asked: Asked, out: Out) -> None:
-        if asked.what == "tools/call":
+    async def handle(received: ReceivedRequest, out: ResponseWriter) -> None:
+        if received.operation == "tools/call":
             await out.begin()
             sample = {"messages": [], "maxTokens": 1}
             await out.event({"jsonrpc": "2.0", "id": 1, "method": "sampling/createMessage", "params": sample})
             await told.wait()
-            await out.event(asked.answer({"content": []}))
+            await out.event(received.answer({"content": []}))
             await out.end()
-        elif asked.what == "GET":  # which keeps that connection busy, so that the answer needs a new one
+        elif received.operation == "GET":  # which keeps that connection busy, so that the answer needs a new one
             await out.begin()
-            await out.hold()
-        elif asked.what == "answer" and server.heard.count("answer") <= cuts:
-            out.cut()
+            await out.wait_for_close()
+        elif received.operation == "answer" and server.operations.count("answer") <= cuts:
+            out.close()
         else:
             await out.reply(202)
             told.set()
 
-    async with nothing_left(), script(legacy(play)) as server:
-        with reachable(server.connect):
+    async with no_tasks_left(), scripted_server(legacy(handle)) as server:
+        with tcp_connects_to(server.connect):
             async with open_client(URL, revision=D, sampling=lambda asked: ("x", "m")) as client:
                 await wait_all_tasks_blocked()  # until it listens
                 with trio.fail_after(BOUND):
                     await client.call_tool("t")
-                assert server.heard.count("answer") == cuts + 1
+                assert server.operations.count("answer") == cuts + 1
                 assert client.deviations == ()
 
 
@@ -308,14 +308,14 @@ CANCELLED = {"memory": (D, E), "websocket": (E,), "http": (D, E), "http+sse": (A
 
 
 @pytest.mark.parametrize(
-    "where", [Where(transport, each) for transport, known in CANCELLED.items() for each in known], ids=" ".join
+    "variant", [Variant(transport, each) for transport, known in CANCELLED.items() for each in known], ids=" ".join
 )
 @pytest.mark.parametrize("watch", ["the scenario", any_task], ids=["its task", "any task"])
-def test_a_client_may_be_cancelled_at_any_step(where: Where, watch: Any) -> None:
+def test_a_client_may_be_cancelled_at_any_step(variant: Variant, watch: Any) -> None:
     async def scenario(attempt: Attempt) -> None:
-        options: dict[str, Any] = {"revision": where.revision, "sampling": lambda asked: ("x", "m")}
+        options: dict[str, Any] = {"revision": variant.revision, "sampling": lambda asked: ("x", "m")}
         server = small()
-        async with at_home(where.transport, server) as target:
+        async with serve_over(variant.transport, server) as target:
             with attempt.window():
                 async with open_client(target, **options) as client, client.listen(tools=True) as changes:
                     await client.call_tool("think")
@@ -362,10 +362,10 @@ async def test_what_a_block_raises_is_not_lost_when_it_is_cancelled_as_well(auto
     assert raised.value is own
 
 
-@everywhere()
-async def test_a_client_that_is_cancelled_leaves_nothing(where: Where, clock: MockClock) -> None:
+@each_transport()
+async def test_a_client_that_is_cancelled_leaves_nothing(variant: Variant, clock: MockClock) -> None:
     with trio.CancelScope() as scope:
-        async with visiting(where) as client:
+        async with client_of(variant) as client:
             await client.call_tool("greet", {"name": "you"})
             scope.cancel()
             await trio.lowlevel.checkpoint()
@@ -387,9 +387,9 @@ async def _silence() -> trio.abc.Stream:
 
 @pytest.mark.parametrize("url", [URL, WS])
 async def test_where_nobody_listens_is_one_error_at_once(url: str, autojump_clock: MockClock) -> None:
-    async with nothing_left():
+    async with no_tasks_left():
         start = trio.current_time()
-        with reachable(_nobody):
+        with tcp_connects_to(_nobody):
             with pytest.raises(ConnectionFailed, match=r"127\.0\.0\.1:3000.*nobody listens"):
                 async with open_client(url):
                     raise AssertionError("it was opened")
@@ -401,9 +401,9 @@ async def test_where_nobody_listens_is_one_error_at_once(url: str, autojump_cloc
 
 @pytest.mark.parametrize("target", [URL, WS, "a stream"])
 async def test_one_that_says_nothing_is_given_up(target: str, autojump_clock: MockClock) -> None:
-    async with nothing_left():
+    async with no_tasks_left():
         start = trio.current_time()
-        with reachable(_silence), pytest.raises(McpError, match=r"in time|within|silent") as given_up:
+        with tcp_connects_to(_silence), pytest.raises(McpError, match=r"in time|within|silent") as given_up:
             async with open_client(unlimited_pipe()[0] if target == "a stream" else target):
                 raise AssertionError("it was opened")
         assert isinstance(given_up.value, ConnectionFailed if target == WS else HandshakeError)
@@ -422,7 +422,7 @@ async def test_what_is_no_target_is_said_to_be_none(target: Any) -> None:
 
 async def test_a_server_that_dies_before_it_speaks_says_how_and_what_it_wrote_last() -> None:
     program = "import sys; print('no API key', file=sys.stderr); sys.exit(3)"
-    async with nothing_left():
+    async with no_tasks_left():
         with pytest.raises(ServerExited, match="no API key") as exited:
             async with open_client([sys.executable, "-c", program]):
                 raise AssertionError("it was opened")
@@ -446,7 +446,7 @@ async def test_a_server_that_dies_in_a_call_ends_all_of_them_with_that() -> None
             await client.call_tool(name)
         errors.append(exited.value)
 
-    async with nothing_left(), open_client([sys.executable, "-c", program], cwd=ROOT) as client:
+    async with no_tasks_left(), open_client([sys.executable, "-c", program], cwd=ROOT) as client:
         async with trio.open_nursery() as nursery:
             nursery.start_soon(call, client, "wait")
             nursery.start_soon(call, client, "wait")
@@ -473,7 +473,7 @@ for line in sys.stdin:
         os.close(1); time.sleep(0.8); os.write(2, b"out of bread"); os._exit(7)
 """
     error: SessionClosed | None = None
-    async with nothing_left(), open_client([sys.executable, "-c", program], revision="2025-11-25") as client:
+    async with no_tasks_left(), open_client([sys.executable, "-c", program], revision="2025-11-25") as client:
         with trio.fail_after(10):
             while not isinstance(error, ServerExited):
                 with pytest.raises(SessionClosed) as lost:
@@ -534,7 +534,7 @@ async def test_whatever_is_no_modern_answer_to_the_probe_leads_to_initialize(
         elif message["method"] == "initialize":
             yield {"id": message["id"], "result": INITIALIZED}
 
-    async with nothing_left(), played(answer) as (stream, sent):
+    async with no_tasks_left(), played(answer) as (stream, sent):
         start = trio.current_time()
         async with open_client(stream) as client:
             assert client.revision == D
@@ -554,7 +554,7 @@ async def test_a_modern_server_that_refuses_the_probe_is_never_initialized(
     def answer(message: dict[str, Any]) -> Iterator[Any]:
         yield {"id": message["id"], **refusal}
 
-    async with nothing_left(), played(answer) as (stream, sent):
+    async with no_tasks_left(), played(answer) as (stream, sent):
         with pytest.raises(HandshakeError) as refused:
             async with open_client(stream):
                 raise AssertionError("it was opened")
@@ -583,15 +583,15 @@ async def test_a_modern_server_is_never_sent_a_response(autojump_clock: MockCloc
 
 
 @req("stdio-04")
-@everywhere(without=["http", "http json", "http+sse", "websocket"])
-async def test_what_goes_to_a_servers_input_is_messages_and_nothing_else(where: Where, clock: MockClock) -> None:
+@each_transport(without=["http", "http json", "http+sse", "websocket"])
+async def test_what_goes_to_a_servers_input_is_messages_and_nothing_else(variant: Variant, clock: MockClock) -> None:
     said = bytearray()
 
     def tap(direction: str, data: bytes) -> None:
         if direction == "out":
             said.extend(data)
 
-    async with visiting(where, tap=tap, sampling=lambda asked: ("x", "m"), roots=["/srv"]) as client:
+    async with client_of(variant, tap=tap, sampling=lambda asked: ("x", "m"), roots=["/srv"]) as client:
         await client.call_tool("think")
         await client.call_tool("greet", {"name": "one\ntwo"})
         with trio.move_on_after(0):
@@ -612,22 +612,22 @@ HINTS = {"readOnlyHint": True, "idempotentHint": True, "destructiveHint": False}
 @req("tool-10")
 @pytest.mark.parametrize("annotations", [HINTS, {}, None])
 async def test_what_a_tool_says_of_itself_decides_nothing(annotations: Any, autojump_clock: MockClock) -> None:
-    async def play(asked: Asked, out: Out) -> None:
-        if asked.what == "tools/list":
+    async def handle(received: ReceivedRequest, out: ResponseWriter) -> None:
+        if received.operation == "tools/list":
             tool = {"name": "t", "inputSchema": {"type": "object"}}
             tools = [tool if annotations is None else {**tool, "annotations": annotations}]
-            await out.json(asked.answer({"tools": tools, "resultType": "complete"}))
+            await out.json(received.answer({"tools": tools, "resultType": "complete"}))
         else:
-            out.cut()  # perhaps it has run
+            out.close()  # perhaps it has run
 
-    async with nothing_left(), script(modern(play)) as server:
-        with reachable(server.connect):
+    async with no_tasks_left(), scripted_server(modern(handle)) as server:
+        with tcp_connects_to(server.connect):
             async with open_client(URL) as client:
                 assert [tool.name for tool in await client.list_tools()] == ["t"]
                 with pytest.raises(NoResponse) as lost:
                     await client.call_tool("t")
                 assert lost.value.request_may_have_run
-        assert server.heard.count("tools/call") == 1  # however harmless it says to be
+        assert server.operations.count("tools/call") == 1  # however harmless it says to be
 
 
 HEADERS: dict[str, Any] = {
@@ -652,15 +652,15 @@ async def test_a_tool_whose_headers_cannot_be_is_left_out_by_http_alone(
         {"name": "after", "inputSchema": {"type": "object"}},
     ]
 
-    async def play(asked: Asked, out: Out) -> None:
-        await out.json(asked.answer({"tools": tools, "resultType": "complete"}))
+    async def handle(received: ReceivedRequest, out: ResponseWriter) -> None:
+        await out.json(received.answer({"tools": tools, "resultType": "complete"}))
 
     def answer(message: dict[str, Any]) -> Iterator[Any]:
         found = DISCOVERED if message["method"] == "server/discover" else {"tools": tools, "resultType": "complete"}
         yield {"id": message["id"], "result": found}
 
-    async with script(modern(play)) as server:
-        with reachable(server.connect):
+    async with scripted_server(modern(handle)) as server:
+        with tcp_connects_to(server.connect):
             async with open_client(URL) as client:
                 assert [tool.name for tool in await client.list_tools()] == ["before", "after"]
                 assert any("'bad'" in each for each in client.deviations)

@@ -16,8 +16,8 @@ import trio
 from trio.testing import MockClock, memory_stream_pair, wait_all_tasks_blocked
 from wsproto import ConnectionType, WSConnection, events
 
-from tests.client.everywhere import nothing_left, reachable
-from tests.client.http_script import URL, Asked, Out, legacy, script
+from tests.client.http_script import URL, ReceivedRequest, ResponseWriter, legacy, scripted_server
+from tests.client.matrix import no_tasks_left, tcp_connects_to
 from tests.http.scripted_server import A, D, E
 from tests.requirements import req
 from trio_mcp.client import ClientOptions, HandshakeError, NoResponse, SessionLost, connector_for, open_client
@@ -27,7 +27,7 @@ from trio_mcp.client.connecting import EVENT_STREAM_WAIT, OPENING, PROBE
 from trio_mcp.core import SessionClosed, UsageError
 from trio_mcp.transport import ServerExited
 
-Play = Callable[[Asked, Out], Awaitable[None]]
+Handler = Callable[[ReceivedRequest, ResponseWriter], Awaitable[None]]
 
 # A child that knows no other first message than `initialize`, and counts its starts in a file.
 STRICT = """
@@ -57,7 +57,7 @@ def starts(folder: Path) -> int:
 
 
 async def test_a_child_that_dies_over_the_probe_is_started_once_more(tmp_path: Path) -> None:
-    async with nothing_left():
+    async with no_tasks_left():
         async with open_client(strict(tmp_path)) as client:
             assert client.revision == "2025-06-18"
             assert [(each.tried, each.answered) for each in client.negotiation.attempts] == [
@@ -68,7 +68,7 @@ async def test_a_child_that_dies_over_the_probe_is_started_once_more(tmp_path: P
 
 
 async def test_a_child_that_dies_again_has_died(tmp_path: Path) -> None:
-    async with nothing_left():
+    async with no_tasks_left():
         with pytest.raises(ServerExited, match="what is initialize") as exited:
             async with open_client(strict(tmp_path, "never")):
                 raise AssertionError("it was opened")
@@ -137,7 +137,7 @@ class Starting:
 @tells_what_is_read
 async def test_a_child_that_ends_before_it_reads_anything_is_not_started_again(tmp_path: Path) -> None:
     child = Starting(tmp_path, BROKEN)
-    async with nothing_left(), trio.open_nursery() as nursery:
+    async with no_tasks_left(), trio.open_nursery() as nursery:
         nursery.start_soon(child.go)
         with pytest.raises(ServerExited, match="no module named weather") as exited:
             async with open_client(child.command, stderr=child.hear):
@@ -270,11 +270,11 @@ async def test_a_modern_server_that_starts_slowly_is_one(refusal: int, autojump_
 # HTTP.
 
 
-def refusing(status: int) -> Play:
-    async def play(asked: Asked, out: Out) -> None:
+def refusing(status: int) -> Handler:
+    async def handle(received: ReceivedRequest, out: ResponseWriter) -> None:
         await out.reply(status, b"nothing here")
 
-    return play
+    return handle
 
 
 @pytest.mark.parametrize("revision", [None, D, A])
@@ -283,16 +283,16 @@ async def test_where_no_server_is_an_error_says_what_was_tried_there(
     status: int, revision: str | None, autojump_clock: MockClock
 ) -> None:
     options: Any = {} if revision is None else {"revision": revision}
-    async with script(refusing(status)) as server:
+    async with scripted_server(refusing(status)) as server:
         with (
-            reachable(server.connect),
+            tcp_connects_to(server.connect),
             pytest.raises(HandshakeError, match=r"127.0.0.1:3000/mcp; check the path") as failed,
         ):
             async with open_client(f"{URL}?key=Geheim", **options):
                 raise AssertionError("it was opened")
-        assert server.heard == ([] if revision else ["server/discover"]) + ["initialize", "GET"]
+        assert server.operations == ([] if revision else ["server/discover"]) + ["initialize", "GET"]
     tried = failed.value.negotiation.attempts
-    assert [each.tried.split()[0] for each in tried] == [*server.heard[:-1], "HTTP+SSE"]
+    assert [each.tried.split()[0] for each in tried] == [*server.operations[:-1], "HTTP+SSE"]
     assert all(f"HTTP {status}" in each.answered for each in tried[:-1])
     assert isinstance(failed.value.__cause__, NoResponse)
     assert "Geheim" not in str(failed.value)
@@ -300,37 +300,37 @@ async def test_where_no_server_is_an_error_says_what_was_tried_there(
 
 
 async def test_a_server_without_an_endpoint_event_is_none(autojump_clock: MockClock) -> None:
-    async def play(asked: Asked, out: Out) -> None:
-        if asked.method == "POST":
+    async def handle(received: ReceivedRequest, out: ResponseWriter) -> None:
+        if received.method == "POST":
             await out.reply(404)
         else:
             await out.begin()
             await out.end()
 
-    async with script(play) as server:
-        with reachable(server.connect), pytest.raises(HandshakeError, match="ended before its endpoint event"):
+    async with scripted_server(handle) as server:
+        with tcp_connects_to(server.connect), pytest.raises(HandshakeError, match="ended before its endpoint event"):
             async with open_client(URL):
                 raise AssertionError("it was opened")
 
 
 async def test_nothing_is_said_to_be_sent_that_was_not(autojump_clock: MockClock) -> None:
-    async def play(asked: Asked, out: Out) -> None:
+    async def handle(received: ReceivedRequest, out: ResponseWriter) -> None:
         await out.begin()
-        await out.hold()
+        await out.wait_for_close()
 
-    async with script(play) as server:
+    async with scripted_server(handle) as server:
         start = trio.current_time()
-        with reachable(server.connect), pytest.raises(HandshakeError, match="no answer in time") as failed:
+        with tcp_connects_to(server.connect), pytest.raises(HandshakeError, match="no answer in time") as failed:
             async with open_client(URL):
                 raise AssertionError("it was opened")
-        assert server.heard == ["server/discover"]
+        assert server.operations == ["server/discover"]
         assert [(each.tried, each.answered) for each in failed.value.negotiation.attempts] == [
             (PROBED, "no answer in time")
         ]
         assert OPENING <= trio.current_time() - start < OPENING + 5
 
 
-async def _nothing(asked: Asked, out: Out) -> None:
+async def _nothing(received: ReceivedRequest, out: ResponseWriter) -> None:
     await out.reply(405)
 
 
@@ -338,15 +338,15 @@ async def _nothing(asked: Asked, out: Out) -> None:
 async def test_a_legacy_server_is_not_probed_again_but_another_by_its_query_is(autojump_clock: MockClock) -> None:
     opening = legacy(_nothing)
 
-    async def play(asked: Asked, out: Out) -> None:
-        await (out.reply(404) if asked.what == "server/discover" else opening(asked, out))
+    async def handle(received: ReceivedRequest, out: ResponseWriter) -> None:
+        await (out.reply(404) if received.operation == "server/discover" else opening(received, out))
 
     async def visit(url: str) -> list[str]:
-        async with script(play) as server:
-            with reachable(server.connect):
+        async with scripted_server(handle) as server:
+            with tcp_connects_to(server.connect):
                 async with open_client(url) as client:
                     assert client.revision == D
-            return server.heard[:2]
+            return server.operations[:2]
 
     probed, known = ["server/discover", "initialize"], ["initialize", "notifications/initialized"]
     assert await visit(f"{URL}?tenant=1") == probed
@@ -362,11 +362,11 @@ async def test_what_was_tried_in_vain_by_memory_is_told_too(autojump_clock: Mock
     opening = legacy(_nothing)
     here = True
 
-    async def play(asked: Asked, out: Out) -> None:
-        await (opening(asked, out) if here and asked.what != "server/discover" else out.reply(404))
+    async def handle(received: ReceivedRequest, out: ResponseWriter) -> None:
+        await (opening(received, out) if here and received.operation != "server/discover" else out.reply(404))
 
-    async with script(play) as server:
-        with reachable(server.connect):
+    async with scripted_server(handle) as server:
+        with tcp_connects_to(server.connect):
             async with open_client(URL):
                 pass
             here = False
@@ -379,30 +379,30 @@ async def test_what_was_tried_in_vain_by_memory_is_told_too(autojump_clock: Mock
 
 async def test_a_question_finds_the_stream_that_it_comes_by(autojump_clock: MockClock) -> None:
     """Some servers discard a question that belongs to no request of ours, as long as nobody listens to such."""
-    streams: list[Out] = []
+    streams: list[ResponseWriter] = []
     answered = trio.Event()
 
-    async def play(asked: Asked, out: Out) -> None:
-        if asked.what == "GET":
+    async def handle(received: ReceivedRequest, out: ResponseWriter) -> None:
+        if received.operation == "GET":
             await trio.sleep(EVENT_STREAM_WAIT / 2)
             await out.begin()
             streams.append(out)
-            await out.hold()
-        elif asked.what == "tools/call":
+            await out.wait_for_close()
+        elif received.operation == "tools/call":
             form = {"message": "?", "requestedSchema": {"type": "object", "properties": {}}}
             for each in streams:
                 await each.event({"jsonrpc": "2.0", "id": 1, "method": "elicitation/create", "params": form})
             await answered.wait()
-            await out.json(asked.answer({"content": []}))
-        elif asked.what == "answer":
+            await out.json(received.answer({"content": []}))
+        elif received.operation == "answer":
             answered.set()
             await out.reply(202)
 
-    async with script(legacy(play)) as server:
-        with reachable(server.connect), trio.fail_after(60):
+    async with scripted_server(legacy(handle)) as server:
+        with tcp_connects_to(server.connect), trio.fail_after(60):
             async with open_client(URL, revision=D, elicitation=lambda form: {}) as client:
                 await client.call_tool("ask")
-        assert server.heard == ["initialize", "notifications/initialized", "GET", "tools/call", "answer", "DELETE"]
+        assert server.operations == ["initialize", "notifications/initialized", "GET", "tools/call", "answer", "DELETE"]
 
 
 @pytest.mark.parametrize(
@@ -416,17 +416,17 @@ async def test_a_question_finds_the_stream_that_it_comes_by(autojump_clock: Mock
 async def test_a_server_that_does_not_say_whether_it_has_that_stream_holds_nobody_up_for_long(
     options: Any, refusal: Any, seconds: float, autojump_clock: MockClock
 ) -> None:
-    async def play(asked: Asked, out: Out) -> None:
-        if asked.what != "GET":
-            await out.json(asked.answer({"tools": []}))
+    async def handle(received: ReceivedRequest, out: ResponseWriter) -> None:
+        if received.operation != "GET":
+            await out.json(received.answer({"tools": []}))
         elif refusal == "cut":
-            out.cut()
+            out.close()
         else:
-            await (out.hold() if refusal is None else out.reply(refusal))
+            await (out.wait_for_close() if refusal is None else out.reply(refusal))
 
-    async with script(legacy(play)) as server:
+    async with scripted_server(legacy(handle)) as server:
         start = trio.current_time()
-        with reachable(server.connect):
+        with tcp_connects_to(server.connect):
             async with open_client(URL, revision=D, **options) as client:
                 assert trio.current_time() - start == seconds
                 assert (await client.list_tools_page()).tools == []
@@ -437,13 +437,13 @@ async def test_a_server_that_does_not_say_whether_it_has_that_stream_holds_nobod
 async def test_a_server_that_knows_no_session_of_its_own_is_not_opened_for_ever(
     options: Any, autojump_clock: MockClock
 ) -> None:
-    async def play(asked: Asked, out: Out) -> None:
+    async def handle(received: ReceivedRequest, out: ResponseWriter) -> None:
         await out.reply(404)
 
-    async with script(legacy(play, logging={})) as server:
-        with reachable(server.connect), trio.fail_after(600), pytest.raises(SessionLost):
+    async with scripted_server(legacy(handle, logging={})) as server:
+        with tcp_connects_to(server.connect), trio.fail_after(600), pytest.raises(SessionLost):
             await visit_often(options)
-        assert server.heard.count("initialize") <= 3
+        assert server.operations.count("initialize") <= 3
 
 
 async def visit_often(options: Any) -> None:

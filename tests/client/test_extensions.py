@@ -11,7 +11,7 @@ import pytest
 import trio
 from trio.testing import MockClock, wait_all_tasks_blocked
 
-from tests.client.everywhere import ROOT, Where, at_home, contract, visiting
+from tests.client.matrix import ROOT, Variant, client_of, each_transport_and_asgi, serve_over
 from tests.requirements import req
 from trio_mcp import Context, Limits, RequestError, Server, UsageError, open_client
 from trio_mcp.client import CallNextRequest, ClientExtension, ExtensionCall
@@ -102,10 +102,10 @@ def pinging(said: list[int] | None = None, **settings: Any) -> ClientExtension:
 
 
 @req("ver-05", "ver-06", "type-19", "http-75")
-@contract(without=("child",))
-async def test_an_extension_works_both_ways_on_each_transport(where: Where, autojump_clock: MockClock) -> None:
+@each_transport_and_asgi(without=("child",))
+async def test_an_extension_works_both_ways_on_each_transport(variant: Variant, autojump_clock: MockClock) -> None:
     made, said = Pinging(), list[int]()
-    async with visiting(where, made.server, extensions=[pinging(said, times=7)]) as client:
+    async with client_of(variant, made.server, extensions=[pinging(said, times=7)]) as client:
         assert client.extension(PING) == {"loud": True}
         assert client.extension("com.example/other") is None
         assert await client.request(PING, {"target": "moon"}, returns=Pong) == Pong("moon", 7)
@@ -115,19 +115,19 @@ async def test_an_extension_works_both_ways_on_each_transport(where: Where, auto
             await client.request(PING, {"target": 1})
         await trio.sleep(1)
         assert made.heard == [3]
-        json_alone = where.transport == "http json"
+        json_alone = variant.transport == "http json"
         assert said == ([] if json_alone else [1, 1])
-        if not where.modern and not json_alone:
+        if not variant.modern and not json_alone:
             assert (await client.call_tool("work", returns=str)) == "asked 2"
 
 
 @req("ver-06")
-@contract(without=("child",))
-async def test_without_the_extension_a_client_is_refused(where: Where, autojump_clock: MockClock) -> None:
+@each_transport_and_asgi(without=("child",))
+async def test_without_the_extension_a_client_is_refused(variant: Variant, autojump_clock: MockClock) -> None:
     server = Server("pinging")
     server.extension(PING).method(PING)(lambda: None)
     server.method("com.example/open")(lambda: {"open": True})
-    async with visiting(where, server) as client:
+    async with client_of(variant, server) as client:
         assert (await client.request("com.example/open"))["open"]
         with pytest.raises(RequestError) as caught:
             await client.request(PING)
@@ -309,10 +309,10 @@ def waiting() -> ClientExtension:
 
 
 @req("rtype-02", "xtask-51", "xtask-03")
-@contract(without=("child",))
-async def test_a_wrapper_drives_a_result_to_its_end(where: Where, autojump_clock: MockClock) -> None:
-    async with visiting(where, Later().server, extensions=[waiting()]) as client:
-        assert await client.call_tool("work", returns=str) == ("later" if where.modern else "now")
+@each_transport_and_asgi(without=("child",))
+async def test_a_wrapper_drives_a_result_to_its_end(variant: Variant, autojump_clock: MockClock) -> None:
+    async with client_of(variant, Later().server, extensions=[waiting()]) as client:
+        assert await client.call_tool("work", returns=str) == ("later" if variant.modern else "now")
 
 
 async def test_a_wrapper_gets_the_result_after_the_questions(autojump_clock: MockClock) -> None:
@@ -426,8 +426,8 @@ async def test_what_a_wrapper_raises_reaches_each_caller_and_the_client_lives(au
 # Filters.
 
 
-@contract(without=("child", "http json"))
-async def test_a_client_listens_to_an_extension(where: Where, autojump_clock: MockClock) -> None:
+@each_transport_and_asgi(without=("child", "http json"))
+async def test_a_client_listens_to_an_extension(variant: Variant, autojump_clock: MockClock) -> None:
     made, heard = Pinging(), list[int]()
     ext = ClientExtension(
         Extension(PING, methods=[CHANGED], revisions=[LATEST]), Extension(PING, revisions=["2025-11-25"])
@@ -437,8 +437,8 @@ async def test_a_client_listens_to_an_extension(where: Where, autojump_clock: Mo
     def changed(n: int) -> None:
         heard.append(n)
 
-    async with visiting(where, made.server, extensions=[ext]) as client:
-        if not where.modern:
+    async with client_of(variant, made.server, extensions=[ext]) as client:
+        if not variant.modern:
             with pytest.raises(SubscriptionUnsupported, match="pings"):
                 async with client.listen(filters={"pings": ["a"]}):
                     pass
@@ -463,23 +463,23 @@ async def test_a_client_listens_to_an_extension(where: Where, autojump_clock: Mo
 # The page of the documentation.
 
 
-@contract(without=("child",))
+@each_transport_and_asgi(without=("child",))
 async def test_the_extension_of_the_documentation_runs(
-    where: Where, autojump_clock: MockClock, capsys: pytest.CaptureFixture[str]
+    variant: Variant, autojump_clock: MockClock, capsys: pytest.CaptureFixture[str]
 ) -> None:
     page = (ROOT / "docs" / "extensions.md").read_text(encoding="utf-8")
     (code,) = re.findall(r"^```python\n(.*?)^```", page, re.MULTILINE | re.DOTALL)
     assert len([line for line in code.splitlines() if line]) <= 30
     names: dict[str, Any] = {"__name__": "greeter"}
     exec(compile(code, "extensions.md", "exec", dont_inherit=True), names)
-    async with at_home(where.transport, names["server"]) as target:
+    async with serve_over(variant.transport, names["server"]) as target:
 
         def opened(_: object, **options: Any) -> Any:
-            return open_client(target, revision=where.revision, **options)
+            return open_client(target, revision=variant.revision, **options)
 
         names["open_client"] = opened
         await names["main"]()
-    greeted = [] if where.transport == "http json" else ["Ada was greeted"]  # plain JSON has no room for it
+    greeted = [] if variant.transport == "http json" else ["Ada was greeted"]  # plain JSON has no room for it
     assert capsys.readouterr().out.splitlines() == [
         "{'languages': ['en', 'de']}", *greeted, "Greeting(text='Hallo Ada')"
     ]  # fmt: skip

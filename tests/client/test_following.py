@@ -8,7 +8,7 @@ import pytest
 import trio
 from trio.testing import MockClock, wait_all_tasks_blocked
 
-from tests.client.house import Forecast, build
+from tests.client.sample_server import Forecast, sample_server
 from tests.server.checkpoints import wait_or_fail
 from trio_mcp import RequestError
 from trio_mcp.client import ToolCall, ToolFailed, _stream_call, open_client
@@ -80,7 +80,7 @@ async def test_a_call_that_fails_says_so_to_who_asks_and_the_block_goes_on() -> 
 
 
 async def test_the_result_of_a_followed_tool_comes_as_the_type_that_is_asked_for(autojump_clock: MockClock) -> None:
-    async with open_client(build()) as client:
+    async with open_client(sample_server()) as client:
         async with client.stream_tool("forecast", {"city": "Oslo"}, returns=Forecast) as call:
             assert await call.result() == Forecast("Oslo", [1, 2, 3])
         async with client.stream_tool("count", {"to": 2}, returns=int) as counted:

@@ -9,8 +9,8 @@ import pytest
 import trio
 from trio.testing import MockClock, memory_stream_pair, wait_all_tasks_blocked
 
-from tests.client.everywhere import nothing_left
-from tests.client.house import build
+from tests.client.matrix import no_tasks_left
+from tests.client.sample_server import sample_server
 from tests.client.test_client_faults import DISCOVERED, INITIALIZED, played
 from tests.http.scripted_server import D, E
 from tests.requirements import req
@@ -63,7 +63,7 @@ async def test_progress_does_not_put_off_the_end_of_a_callers_patience(
             await trio.sleep(1)
 
     heard: list[float] = []
-    async with nothing_left(), open_memory_pair(server, revision=revision) as pair:
+    async with no_tasks_left(), open_memory_pair(server, revision=revision) as pair:
         start = trio.current_time()
         with trio.move_on_after(60) as scope:
             await pair.client.call_tool("work", on_progress=lambda done, total, message: heard.append(done))
@@ -78,7 +78,7 @@ async def test_a_call_has_a_timeout_and_all_that_was_said_can_be_kept(revision: 
     said: list[tuple[str, bytes]] = []
     ours, theirs = memory_stream_pair()
     async with trio.open_nursery() as nursery:
-        nursery.start_soon(serve_stream, build(), theirs)
+        nursery.start_soon(serve_stream, sample_server(), theirs)
         async with open_client(
             ours, revision=revision, tap=lambda way, data: said.append((way, bytes(data)))
         ) as client:

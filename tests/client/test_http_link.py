@@ -15,14 +15,14 @@ from trio.testing import MockClock, wait_all_tasks_blocked
 from tests.client.http_script import (
     SESSION,
     URL,
-    Asked,
     Bench,
-    Out,
-    Play,
+    Handler,
+    ReceivedRequest,
+    ResponseWriter,
     legacy,
-    linked,
     modern,
-    script,
+    open_http_link,
+    scripted_server,
 )
 from tests.cuts import Cuts
 from tests.http.scripted_server import QUESTIONS, SSE_PATHS, TOOLS, A, B, C, D, E, ScriptedServer, play_params
@@ -44,12 +44,12 @@ in_sessions = pytest.mark.parametrize("revision", SESSIONS)
 RESULT = {"content": [{"type": "text", "text": "done"}]}
 
 
-def playing(revision: str, play: Play) -> Play:
-    return modern(play) if revision == E else legacy(play)
+def playing(revision: str, handle: Handler) -> Handler:
+    return modern(handle) if revision == E else legacy(handle)
 
 
-async def unasked(asked: Asked, out: Out) -> None:
-    raise AssertionError(f"{asked.what} was not to come")
+async def unasked(received: ReceivedRequest, out: ResponseWriter) -> None:
+    raise AssertionError(f"{received.operation} was not to come")
 
 
 async def failing(bench: Bench, method: str = "tools/list", params: Any = None) -> McpError:
@@ -70,7 +70,7 @@ async def at(
     async with over(scripted.server, **(SSE_PATHS if sse else {}), **options) as web:
         url = f"http://{web.headers['Host']}{'/sse' if sse else '/mcp'}"
         capabilities = CAPABILITIES[revision]
-        async with linked(web.connect, [revision], url=url, sse=sse, capabilities=capabilities) as bench:
+        async with open_http_link(web.connect, [revision], url=url, sse=sse, capabilities=capabilities) as bench:
             yield bench
 
 
@@ -96,7 +96,7 @@ async def test_calls_are_answered_in_every_revision(revision: str, autojump_cloc
         assert reports == [1, 2]
         with pytest.raises(RequestError):
             await bench.caller.request("resources/read", {"uri": "nowhere://1"})
-        assert bench.talk.mistakes == []
+        assert bench.recorder.mistakes == []
 
 
 @in_sessions
@@ -141,7 +141,7 @@ async def test_what_a_server_asks_in_a_call_is_answered(revision: str, autojump_
     scripted = ScriptedServer()
     method, answer, _ = QUESTIONS["sample"]
     async with at(scripted, revision) as bench:
-        bench.talk.answers[method] = lambda call: answer
+        bench.recorder.answers[method] = lambda call: answer
         result = await bench.caller.request(
             "tools/call", play_params("sample", "say asked"), on_progress=lambda *_: None
         )
@@ -160,7 +160,7 @@ async def test_what_belongs_to_no_request_is_heard_on_a_stream_of_its_own(
         await wait_all_tasks_blocked()
         scripted.server.notify_list_changed("tools")
         await trio.sleep(5)
-        assert [each.notification.method for each in bench.talk.notices] == [TOOLS]
+        assert [each.notification.method for each in bench.recorder.notices] == [TOOLS]
 
 
 async def test_a_modern_session_has_no_such_stream(autojump_clock: MockClock) -> None:
@@ -186,7 +186,7 @@ async def test_a_call_goes_on_where_the_server_has_hung_up(autojump_clock: MockC
 @in_sessions
 async def test_closing_ends_the_session_at_the_server(revision: str, autojump_clock: MockClock) -> None:
     scripted = ScriptedServer()
-    async with served(scripted.server) as web, linked(web.connect, [revision]) as bench:
+    async with served(scripted.server) as web, open_http_link(web.connect, [revision]) as bench:
         await bench.caller.request("tools/list")
         id = bench.link._sender.session_id
         await bench.link.aclose()
@@ -222,13 +222,13 @@ async def test_closing_ends_every_call_at_once(revision: str, autojump_clock: Mo
 @in_sessions
 async def test_a_session_that_the_server_ended_is_lost(revision: str, autojump_clock: MockClock) -> None:
     scripted = ScriptedServer()
-    async with served(scripted.server) as web, linked(web.connect, [revision]) as bench:
+    async with served(scripted.server) as web, open_http_link(web.connect, [revision]) as bench:
         gone = await web.end(bench.link._sender.session_id)
         assert gone.status in (200, 202, 204)
         failed = await failing(bench)
         assert isinstance(failed, SessionLost)
         assert failed.request_may_have_run is False
-        assert isinstance(bench.talk.failure, SessionLost)
+        assert isinstance(bench.recorder.failure, SessionLost)
 
 
 @in_all
@@ -245,7 +245,7 @@ async def test_the_callers_own_headers_go_with_everything(revision: str, autojum
     async with served(scripted.server, **options) as web:
         url = URL if not sse else "http://127.0.0.1:3000/sse"
         headers = lambda: (("Authorization", f"Bearer {next(tokens)}"),)  # noqa: E731
-        async with linked(web.connect, [revision], url=url, sse=sse, headers=headers) as bench:
+        async with open_http_link(web.connect, [revision], url=url, sse=sse, headers=headers) as bench:
             await bench.caller.request("tools/list")
             await bench.caller.request("tools/list", headers=(("authorization", "Bearer own"),))
     assert "Bearer own" in seen
@@ -261,9 +261,9 @@ async def test_the_callers_own_headers_go_with_everything(revision: str, autojum
 )
 @pytest.mark.parametrize("of", ["all", "one"])
 async def test_a_caller_cannot_replace_the_headers_of_the_protocol(name: str, of: str) -> None:
-    async with script(modern(unasked)) as server:
+    async with scripted_server(modern(unasked)) as server:
         mine: list[tuple[str, str]] = []
-        async with linked(server.connect, [E], headers=lambda: tuple(mine)) as bench:
+        async with open_http_link(server.connect, [E], headers=lambda: tuple(mine)) as bench:
             given = ((name, "s3cret"),)
             mine.extend(given if of == "all" else ())
             with pytest.raises(UsageError, match=name) as failed:
@@ -274,72 +274,72 @@ async def test_a_caller_cannot_replace_the_headers_of_the_protocol(name: str, of
 
 @req("http-78", "http-97", "http-74", "http-75", "http-68")
 async def test_arguments_of_a_tool_go_into_headers() -> None:
-    async def answer(asked: Asked, out: Out) -> None:
-        await out.json(asked.answer({"resultType": "complete", **RESULT}))
+    async def answer(received: ReceivedRequest, out: ResponseWriter) -> None:
+        await out.json(received.answer({"resultType": "complete", **RESULT}))
 
     schema = {"type": "object", "properties": {"region": {"type": "string", "x-mcp-header": "Region"}}}
     rules = {"t": find_mirrors(schema).rules}
     async with (
-        script(modern(answer)) as server,
-        linked(server.connect, [E], mirrors=lambda tool: rules.get(tool, ())) as bench,
+        scripted_server(modern(answer)) as server,
+        open_http_link(server.connect, [E], mirrors=lambda tool: rules.get(tool, ())) as bench,
     ):
         await bench.caller.request("tools/call", {"name": "t", "arguments": {"region": "eu"}})
         await bench.caller.request("tools/call", {"name": "t", "arguments": {"region": None}})
         await bench.caller.request("tools/call", {"name": "other", "arguments": {"region": "eu"}})
-    calls = [each for each in server.asked if each.what == "tools/call"]
+    calls = [each for each in server.requests if each.operation == "tools/call"]
     assert [each.headers.get("Mcp-Param-Region") for each in calls] == ["eu", None, None]
     assert [(each.headers["Mcp-Method"], each.headers["Mcp-Name"]) for each in calls] == [
         ("tools/call", "t"), ("tools/call", "t"), ("tools/call", "other"),
     ]  # fmt: skip
-    for each in server.asked:
+    for each in server.requests:
         assert each.headers["MCP-Protocol-Version"] == each.message["params"]["_meta"][META_VERSION] == E
 
 
 @req("http-55", "http-61", "http-62", "http-63", "http-119", "http-32")
 @in_sessions
 async def test_the_session_and_its_version_go_with_everything_after_the_opening(revision: str) -> None:
-    async def answer(asked: Asked, out: Out) -> None:
-        if asked.what == "GET":
+    async def answer(received: ReceivedRequest, out: ResponseWriter) -> None:
+        if received.operation == "GET":
             await out.reply(405)
         else:
-            await out.json(asked.answer({"tools": []}))
+            await out.json(received.answer({"tools": []}))
 
-    async with script(legacy(answer)) as server, linked(server.connect, [revision]) as bench:
+    async with scripted_server(legacy(answer)) as server, open_http_link(server.connect, [revision]) as bench:
         await bench.caller.request("tools/list")
         await bench.link.run_event_stream()
         assert SESSION not in repr(bench.link) + repr(vars(bench.link)["_in_flight"])
-    assert server.heard == ["initialize", "notifications/initialized", "tools/list", "GET", "DELETE"]
-    opening, *rest = server.asked
+    assert server.operations == ["initialize", "notifications/initialized", "tools/list", "GET", "DELETE"]
+    opening, *rest = server.requests
     assert "Mcp-Session-Id" not in opening.headers
     assert "MCP-Protocol-Version" not in opening.headers
     assert [each.headers["Mcp-Session-Id"] for each in rest] == [SESSION] * 4
     assert [each.headers.get("MCP-Protocol-Version") for each in rest] == [None if revision == B else revision] * 4
-    assert bench.talk.mistakes == []
+    assert bench.recorder.mistakes == []
 
 
 async def test_nothing_overtakes_the_end_of_the_handshake(autojump_clock: MockClock) -> None:
     go = trio.Event()
 
-    async def playing(asked: Asked, out: Out) -> None:
-        if asked.what == "notifications/initialized":
+    async def playing(received: ReceivedRequest, out: ResponseWriter) -> None:
+        if received.operation == "notifications/initialized":
             await go.wait()
             await out.reply(202)
         else:
-            await legacy(answer)(asked, out)
+            await legacy(answer)(received, out)
 
-    async def answer(asked: Asked, out: Out) -> None:
-        await out.json(asked.answer({"tools": []}))
+    async def answer(received: ReceivedRequest, out: ResponseWriter) -> None:
+        await out.json(received.answer({"tools": []}))
 
-    async with script(playing) as server, linked(server.connect, [D]) as bench:
+    async with scripted_server(playing) as server, open_http_link(server.connect, [D]) as bench:
         async with trio.open_nursery() as nursery:
             nursery.start_soon(bench.caller.request, "tools/list")
             with trio.move_on_after(1):
                 await bench.caller.request("ping")  # which is given up before it was sent
             await wait_all_tasks_blocked()
-            assert server.heard == ["initialize", "notifications/initialized"]
+            assert server.operations == ["initialize", "notifications/initialized"]
             go.set()
         # Nor is the server told of the end of what it has never seen.
-        assert server.heard == ["initialize", "notifications/initialized", "tools/list"]
+        assert server.operations == ["initialize", "notifications/initialized", "tools/list"]
 
 
 @req("cancel-15", "cancel-19", "http-29")
@@ -347,37 +347,37 @@ async def test_nothing_overtakes_the_end_of_the_handshake(autojump_clock: MockCl
 async def test_giving_up_closes_the_response_and_says_so_only_where_that_is_the_rule(
     revision: str, autojump_clock: MockClock
 ) -> None:
-    async def hold(asked: Asked, out: Out) -> None:
-        if asked.what == "notifications/cancelled":
+    async def hold(received: ReceivedRequest, out: ResponseWriter) -> None:
+        if received.operation == "notifications/cancelled":
             await out.reply(202)
         else:
             await out.begin()
-            await out.hold()
+            await out.wait_for_close()
 
-    async with script(playing(revision, hold)) as server, linked(server.connect, [revision]) as bench:
+    async with scripted_server(playing(revision, hold)) as server, open_http_link(server.connect, [revision]) as bench:
         with trio.move_on_after(3):
             await bench.caller.request("tools/list")
         await wait_all_tasks_blocked()
-        told = [each.message["params"] for each in server.asked if each.what == "notifications/cancelled"]
-        [id] = [each.id for each in server.asked if each.what == "tools/list"]
+        told = [each.message["params"] for each in server.requests if each.operation == "notifications/cancelled"]
+        [id] = [each.id for each in server.requests if each.operation == "tools/list"]
         assert [each["requestId"] for each in told] == ([] if revision == E else [id])
         # Its connection was closed, or is read on: a gateway may say more by it.
-        assert server.left == (["tools/list"] if revision == E else [])
+        assert server.abandoned == (["tools/list"] if revision == E else [])
 
 
 @req("http-13")
 async def test_a_request_by_a_modern_server_is_not_answered() -> None:
-    async def ask(asked: Asked, out: Out) -> None:
+    async def ask(received: ReceivedRequest, out: ResponseWriter) -> None:
         await out.begin()
         await out.event({"jsonrpc": "2.0", "id": 7, "method": "ping"})
-        await out.event(asked.answer({"tools": [], "resultType": "complete"}))
+        await out.event(received.answer({"tools": [], "resultType": "complete"}))
         await out.end()
 
-    async with script(modern(ask)) as server, linked(server.connect, [E]) as bench:
+    async with scripted_server(modern(ask)) as server, open_http_link(server.connect, [E]) as bench:
         await bench.caller.request("tools/list")
         await wait_all_tasks_blocked()
-        assert server.heard == ["server/discover", "tools/list"]
-        assert len(bench.talk.mistakes) == 1
+        assert server.operations == ["server/discover", "tools/list"]
+        assert len(bench.recorder.mistakes) == 1
 
 
 # What comes back, and should not.
@@ -387,41 +387,41 @@ def event(value: Any) -> bytes:
     return encode_event(SseEvent(value if isinstance(value, bytes) else json.dumps(value).encode()))
 
 
-def reply(status: int, body: bytes = b"", kind: str = "application/json", **headers: str) -> Play:
-    async def play(asked: Asked, out: Out) -> None:
+def reply(status: int, body: bytes = b"", kind: str = "application/json", **headers: str) -> Handler:
+    async def handle(received: ReceivedRequest, out: ResponseWriter) -> None:
         await out.reply(status, body, headers, kind)
 
-    return play
+    return handle
 
 
-def stream(*pieces: bytes, ends: bool = True, cut: bool = False) -> Play:
-    async def play(asked: Asked, out: Out) -> None:
+def stream(*pieces: bytes, ends: bool = True, cut: bool = False) -> Handler:
+    async def handle(received: ReceivedRequest, out: ResponseWriter) -> None:
         await out.begin()
         for each in pieces:
             await out.chunk(each)
         if cut:
-            out.cut()
+            out.close()
         elif ends:
             await out.end()
         else:
-            await out.hold()
+            await out.wait_for_close()
 
-    return play
-
-
-def says(raw: bytes) -> Play:
-    async def play(asked: Asked, out: Out) -> None:
-        await out.raw(raw)
-        out.cut()
-
-    return play
+    return handle
 
 
-def answers(make: Callable[[Asked], Any], status: int = 200) -> Play:
-    async def play(asked: Asked, out: Out) -> None:
-        await out.json(make(asked), status)
+def says(raw: bytes) -> Handler:
+    async def handle(received: ReceivedRequest, out: ResponseWriter) -> None:
+        await out.write(raw)
+        out.close()
 
-    return play
+    return handle
+
+
+def answers(make: Callable[[ReceivedRequest], Any], status: int = 200) -> Handler:
+    async def handle(received: ReceivedRequest, out: ResponseWriter) -> None:
+        await out.json(make(received), status)
+
+    return handle
 
 
 REPORT = {"jsonrpc": "2.0", "method": "notifications/message", "params": {"level": "info", "data": "x"}}
@@ -433,17 +433,19 @@ BAD = {
     "no JSON": (reply(200, b"{"), RemoteProtocolError, "not JSON"),
     "not UTF-8": (reply(200, b'{"\xff": 1}'), RemoteProtocolError, "UTF-8"),
     "empty": (reply(200), RemoteProtocolError, "JSON"),
-    "another id": (answers(lambda asked: {**asked.answer(), "id": 999}), RemoteProtocolError, "not answer the request"),
-    "a notification": (answers(lambda asked: REPORT), RemoteProtocolError, "does not answer the request"),
-    "no result": (answers(lambda asked: {**asked.answer(), "result": 3}), RemoteProtocolError, "an object"),
+    "another id": (
+        answers(lambda received: {**received.answer(), "id": 999}), RemoteProtocolError, "not answer the request",
+    ),
+    "a notification": (answers(lambda received: REPORT), RemoteProtocolError, "does not answer the request"),
+    "no result": (answers(lambda received: {**received.answer(), "result": 3}), RemoteProtocolError, "an object"),
     "400": (reply(400, b"bad", "text/plain"), NoResponse, "HTTP 400"),
     "500": (reply(500, b"", ""), NoResponse, "HTTP 500"),
     "502": (reply(502, b"<html>", "text/html"), NoResponse, "HTTP 502"),
     "413": (reply(413), NoResponse, "HTTP 413"),
     "401": (reply(401, **{"WWW-Authenticate": "Bearer"}), Unauthorized, "HTTP 401"),
     "403": (reply(403), Unauthorized, "HTTP 403"),
-    "error": (answers(lambda asked: asked.error(-32603, "oh"), 500), RequestError, "oh"),
-    "error of no id": (answers(lambda asked: {**asked.error(-32600, "oh"), "id": None}, 400), RequestError, "oh"),
+    "error": (answers(lambda received: received.error(-32603, "oh"), 500), RequestError, "oh"),
+    "error of no id": (answers(lambda received: {**received.error(-32600, "oh"), "id": None}, 400), RequestError, "oh"),
     "redirect abroad": (reply(307, Location="http://example.com/mcp"), RemoteProtocolError, "another origin"),
     "redirect nowhere": (reply(308), RemoteProtocolError, "Location"),
     "redirect for GET": (reply(303, Location="/other"), RemoteProtocolError, "a POST cannot follow a redirect"),
@@ -475,13 +477,16 @@ async def test_a_call_that_cannot_be_answered_fails_alone_and_says_why(
     bad, kind, why = BAD[case]
     good = False
 
-    async def play(asked: Asked, out: Out) -> None:
-        if asked.what == "answer":  # of junk that may have been a request
+    async def handle(received: ReceivedRequest, out: ResponseWriter) -> None:
+        if received.operation == "answer":  # of junk that may have been a request
             await out.reply(202)
         else:
-            await (answers(lambda asked: asked.answer({"tools": []})) if good else bad)(asked, out)
+            await (answers(lambda received: received.answer({"tools": []})) if good else bad)(received, out)
 
-    async with script(playing(revision, play)) as server, linked(server.connect, [revision]) as bench:
+    async with (
+        scripted_server(playing(revision, handle)) as server,
+        open_http_link(server.connect, [revision]) as bench,
+    ):
         start = trio.current_time()
         failed = await failing(bench)
         assert type(failed) is kind
@@ -498,15 +503,18 @@ async def test_a_call_that_cannot_be_answered_fails_alone_and_says_why(
 
 @pytest.mark.parametrize("revision", [D, E])
 async def test_how_a_connection_broke_is_the_cause(revision: str) -> None:
-    async with script(playing(revision, says(b""))) as server, linked(server.connect, [revision]) as bench:
+    async with (
+        scripted_server(playing(revision, says(b""))) as server,
+        open_http_link(server.connect, [revision]) as bench,
+    ):
         failed = await failing(bench)
         assert isinstance(failed, NoResponse)
         assert failed.request_may_have_run
         assert isinstance(failed.__cause__, ReplyBroken)
-        server.refuses = True
+        server.refuses_connections = True
         refused = await failing(bench)
         assert isinstance(refused, ConnectionFailed)
-        server.refuses = False
+        server.refuses_connections = False
         bench.link._sender.session_id = None  # nothing to say goodbye to
 
 
@@ -515,12 +523,15 @@ async def test_how_a_connection_broke_is_the_cause(revision: str) -> None:
 async def test_an_answer_beyond_the_limit_fails_its_call_alone(revision: str, streams: bool) -> None:
     long = True
 
-    async def play(asked: Asked, out: Out) -> None:
-        result = asked.answer({"tools": ["x" * 5000 if long else "x"]})
-        await (stream(event(result), ends=not long) if streams else answers(lambda asked: result))(asked, out)
+    async def handle(received: ReceivedRequest, out: ResponseWriter) -> None:
+        result = received.answer({"tools": ["x" * 5000 if long else "x"]})
+        await (stream(event(result), ends=not long) if streams else answers(lambda received: result))(received, out)
 
     limits = Limits(message_bytes=4000)
-    async with script(playing(revision, play)) as server, linked(server.connect, [revision], limits=limits) as bench:
+    async with (
+        scripted_server(playing(revision, handle)) as server,
+        open_http_link(server.connect, [revision], limits=limits) as bench,
+    ):
         failed = await failing(bench)
         assert isinstance(failed, RemoteProtocolError if streams else ReplyTooLong)
         assert "4000" in str(failed)
@@ -531,73 +542,76 @@ async def test_an_answer_beyond_the_limit_fails_its_call_alone(revision: str, st
 @pytest.mark.parametrize("revision", [D, E])
 @pytest.mark.parametrize("streams", [False, True])
 async def test_an_id_that_comes_back_as_a_string_is_put_right_and_told(revision: str, streams: bool) -> None:
-    async def play(asked: Asked, out: Out) -> None:
-        result = {**asked.answer({"tools": []}), "id": str(asked.id)}
-        await (stream(event(result)) if streams else answers(lambda asked: result))(asked, out)
+    async def handle(received: ReceivedRequest, out: ResponseWriter) -> None:
+        result = {**received.answer({"tools": []}), "id": str(received.id)}
+        await (stream(event(result)) if streams else answers(lambda received: result))(received, out)
 
-    async with script(playing(revision, play)) as server, linked(server.connect, [revision]) as bench:
+    async with (
+        scripted_server(playing(revision, handle)) as server,
+        open_http_link(server.connect, [revision]) as bench,
+    ):
         assert await bench.caller.request("tools/list") == {"tools": []}
-        assert "as the string" in bench.talk.mistakes[0]
+        assert "as the string" in bench.recorder.mistakes[0]
 
 
 @req("http-112")
 @pytest.mark.parametrize("size", [1, 2, 3, 7, 1000])
 async def test_events_may_be_split_and_joined_anywhere_and_comments_are_nothing(size: int) -> None:
-    async def play(asked: Asked, out: Out) -> None:
-        result = asked.answer({"tools": [], "text": "\u2028 \u2029 \x85 \n"})
+    async def handle(received: ReceivedRequest, out: ResponseWriter) -> None:
+        result = received.answer({"tools": [], "text": "\u2028 \u2029 \x85 \n"})
         data = b"\xef\xbb\xbf: hello\n\n" + b"".join(map(event, [REPORT, REPORT]))
         data += b"event: ping\ndata: 3\n\n: keep-alive\n\n"
         data += b"data: " + json.dumps(result, ensure_ascii=False).encode() + b"\r\n\r\n" + event(REPORT)
-        await stream(*(data[at : at + size] for at in range(0, len(data), size)))(asked, out)
+        await stream(*(data[at : at + size] for at in range(0, len(data), size)))(received, out)
 
-    async with script(legacy(play)) as server, linked(server.connect, [D]) as bench:
+    async with scripted_server(legacy(handle)) as server, open_http_link(server.connect, [D]) as bench:
         assert await bench.caller.request("tools/list") == {"tools": [], "text": "\u2028 \u2029 \x85 \n"}
         # What follows the answer is not heard any more.
-        assert [each.notification.method for each in bench.talk.notices] == ["notifications/message"] * 2
+        assert [each.notification.method for each in bench.recorder.notices] == ["notifications/message"] * 2
 
 
 async def test_a_connection_is_kept_when_its_stream_ends_soon_after_the_answer(autojump_clock: MockClock) -> None:
     pause = 0.0
 
-    async def play(asked: Asked, out: Out) -> None:
+    async def handle(received: ReceivedRequest, out: ResponseWriter) -> None:
         await out.begin()
-        await out.event(asked.answer({"tools": []}))
+        await out.event(received.answer({"tools": []}))
         await trio.sleep(pause)
         await out.end()
 
-    async with script(modern(play)) as server, linked(server.connect, [E]) as bench:
+    async with scripted_server(modern(handle)) as server, open_http_link(server.connect, [E]) as bench:
         for seconds, count in ((0.5, 1), (5, 1), (0, 2)):
             pause = seconds
             start = trio.current_time()
             await bench.caller.request("tools/list")
             assert trio.current_time() == start  # the answer is there, and not held back for the end of its stream
             await trio.sleep(10)
-            assert len(server.links) == count
+            assert len(server.connections) == count
 
 
 @pytest.mark.parametrize("status", [429, 503])
 async def test_a_busy_server_is_asked_once_more_when_it_said(status: int, autojump_clock: MockClock) -> None:
-    then = answers(lambda asked: asked.answer({"tools": []}))
-    play = first(reply(status, **{"Retry-After": "5"}), then=then)
-    async with script(modern(play)) as server, linked(server.connect, [E]) as bench:
+    then = answers(lambda received: received.answer({"tools": []}))
+    handle = first(reply(status, **{"Retry-After": "5"}), then=then)
+    async with scripted_server(modern(handle)) as server, open_http_link(server.connect, [E]) as bench:
         start = trio.current_time()
         assert await bench.caller.request("tools/list") == {"tools": []}
         assert trio.current_time() == start + 5
-        assert server.heard == ["server/discover", "tools/list", "tools/list"]
+        assert server.operations == ["server/discover", "tools/list", "tools/list"]
 
 
 async def test_a_session_that_ended_while_its_server_was_busy_is_lost(autojump_clock: MockClock) -> None:
-    play = legacy(first(reply(503, **{"Retry-After": "5"}), then=reply(404)))
-    async with script(play) as server, linked(server.connect, [D]) as bench:
+    handle = legacy(first(reply(503, **{"Retry-After": "5"}), then=reply(404)))
+    async with scripted_server(handle) as server, open_http_link(server.connect, [D]) as bench:
         lost = await failing(bench)
         assert isinstance(lost, SessionLost)
         assert not lost.request_may_have_run
 
 
 async def test_headers_that_a_busy_server_refuses_later_are_told_apart(autojump_clock: MockClock) -> None:
-    refused = answers(lambda asked: asked.error(-32020), 400)
-    play = modern(first(reply(503, **{"Retry-After": "5"}), then=refused))
-    async with script(play) as server, linked(server.connect, [E]) as bench:
+    refused = answers(lambda received: received.error(-32020), 400)
+    handle = modern(first(reply(503, **{"Retry-After": "5"}), then=refused))
+    async with scripted_server(handle) as server, open_http_link(server.connect, [E]) as bench:
         assert isinstance(await failing(bench, "tools/call", {"name": "t"}), HeadersRefused)
 
 
@@ -607,24 +621,27 @@ async def test_an_answer_of_ours_waits_as_long_as_the_server_says_and_no_longer_
 ) -> None:
     busy, at = reply(429, **{"Retry-After": "40"}), list[float]()
 
-    async def silent(asked: Asked, out: Out) -> None:
-        await out.hold()
+    async def silent(received: ReceivedRequest, out: ResponseWriter) -> None:
+        await out.wait_for_close()
 
     posts = first(busy, then=reply(202) if through else silent)
 
-    async def play(asked: Asked, out: Out) -> None:
+    async def handle(received: ReceivedRequest, out: ResponseWriter) -> None:
         at.append(trio.current_time())
-        await posts(asked, out)
+        await posts(received, out)
 
     roots = {"roots": {"listChanged": True}}
-    async with script(legacy(play)) as server, linked(server.connect, [D], capabilities=roots) as bench:
+    async with (
+        scripted_server(legacy(handle)) as server,
+        open_http_link(server.connect, [D], capabilities=roots) as bench,
+    ):
         start = trio.current_time()
         bench.caller.notify("notifications/roots/list_changed")
         await trio.sleep(40 + 29)
         assert at == [start, start + 40]
-        assert bench.talk.mistakes == []
+        assert bench.recorder.mistakes == []
         await trio.sleep(2)
-        assert len(bench.talk.mistakes) == (not through)
+        assert len(bench.recorder.mistakes) == (not through)
 
 
 @pytest.mark.parametrize(
@@ -639,26 +656,26 @@ async def test_an_answer_is_sent_again_while_a_proxy_says_that_its_server_is_awa
 ) -> None:
     away, at, answered = reply(status, **fields), list[float](), trio.Event()
 
-    async def play(asked: Asked, out: Out) -> None:
-        if asked.what == "answer":
+    async def handle(received: ReceivedRequest, out: ResponseWriter) -> None:
+        if received.operation == "answer":
             at.append(trio.current_time())
-            await (away if len(at) < 4 else reply(202))(asked, out)
+            await (away if len(at) < 4 else reply(202))(received, out)
             if len(at) == 4:
                 answered.set()
-        elif asked.what == "tools/list":
+        elif received.operation == "tools/list":
             await out.begin()
             await out.event({"jsonrpc": "2.0", "id": "s", "method": "ping"})
             await answered.wait()
-            await out.event(asked.answer({"tools": []}))
+            await out.event(received.answer({"tools": []}))
             await out.end()
         else:
-            await legacy(unasked)(asked, out)
+            await legacy(unasked)(received, out)
 
-    async with script(play) as server, linked(server.connect, [D]) as bench:
+    async with scripted_server(handle) as server, open_http_link(server.connect, [D]) as bench:
         with trio.fail_after(60):
             assert await bench.caller.request("tools/list") == {"tools": []}
         assert [seconds - at[0] for seconds in at] == times
-        assert bench.talk.mistakes == []
+        assert bench.recorder.mistakes == []
 
 
 @pytest.mark.parametrize("fields", [{}, {"Retry-After": "1"}])
@@ -667,18 +684,18 @@ async def test_an_answer_that_is_always_refused_ends_the_session(
 ) -> None:
     at: list[float] = []
 
-    async def play(asked: Asked, out: Out) -> None:
-        if asked.what == "answer":
+    async def handle(received: ReceivedRequest, out: ResponseWriter) -> None:
+        if received.operation == "answer":
             at.append(trio.current_time())
-            await reply(503, **fields)(asked, out)
-        elif asked.what == "tools/list":
+            await reply(503, **fields)(received, out)
+        elif received.operation == "tools/list":
             await out.begin()
             await out.event({"jsonrpc": "2.0", "id": "s", "method": "ping"})
             await trio.sleep_forever()
         else:
-            await legacy(unasked)(asked, out)
+            await legacy(unasked)(received, out)
 
-    async with script(play) as server, linked(server.connect, [D]) as bench:
+    async with scripted_server(handle) as server, open_http_link(server.connect, [D]) as bench:
         with trio.fail_after(100), pytest.raises(SessionLost, match="an answer did not reach the server: HTTP 503"):
             await bench.caller.request("tools/list")
         assert len(at) in (9, 10)
@@ -691,17 +708,17 @@ async def test_the_end_of_the_handshake_is_sent_again_while_a_proxy_says_that_it
 ) -> None:
     at: list[float] = []
 
-    async def play(asked: Asked, out: Out) -> None:
-        if asked.what == "notifications/initialized":
+    async def handle(received: ReceivedRequest, out: ResponseWriter) -> None:
+        if received.operation == "notifications/initialized":
             at.append(trio.current_time())
-            await reply(502 if len(at) <= times else 202)(asked, out)
+            await reply(502 if len(at) <= times else 202)(received, out)
         else:
-            await legacy(answers(lambda asked: asked.answer({"tools": []})))(asked, out)
+            await legacy(answers(lambda received: received.answer({"tools": []})))(received, out)
 
-    async with script(play) as server, linked(server.connect, [D]) as bench:
+    async with scripted_server(handle) as server, open_http_link(server.connect, [D]) as bench:
         assert await bench.caller.request("tools/list") == {"tools": []}
         assert [seconds - at[0] for seconds in at] == [0, 0, 1, 3][: times + 1]
-        assert len(bench.talk.mistakes) == (times == 4)
+        assert len(bench.recorder.mistakes) == (times == 4)
 
 
 @pytest.mark.parametrize(
@@ -718,24 +735,24 @@ async def test_attempts_to_end_the_handshake_count_if_the_server_may_have_receiv
 ) -> None:
     opened, at = False, list[float]()
 
-    async def play(asked: Asked, out: Out) -> None:
+    async def handle(received: ReceivedRequest, out: ResponseWriter) -> None:
         nonlocal opened
-        if asked.what == "initialize":
-            await legacy(unasked)(asked, out)
+        if received.operation == "initialize":
+            await legacy(unasked)(received, out)
             opened = True
-            out.cut()  # so that each attempt needs a connection
-        elif asked.what == "notifications/initialized":
+            out.close()  # so that each attempt needs a connection
+        elif received.operation == "notifications/initialized":
             way = ways[len(at)]
             at.append(trio.current_time())
             if way == "silent":
-                await out.hold()
+                await out.wait_for_close()
             elif way != "cut":
-                await reply(int(way))(asked, out)
-            out.cut()
+                await reply(int(way))(received, out)
+            out.close()
         else:
-            await legacy(answers(lambda asked: asked.answer({"tools": []})))(asked, out)
+            await legacy(answers(lambda received: received.answer({"tools": []})))(received, out)
 
-    async with script(play) as server:
+    async with scripted_server(handle) as server:
 
         async def connect() -> trio.abc.Stream:
             if opened and len(at) < len(ways) and ways[len(at)] == "refused":
@@ -743,10 +760,10 @@ async def test_attempts_to_end_the_handshake_count_if_the_server_may_have_receiv
                 raise OSError("nobody listens here")
             return await server.connect()
 
-        async with linked(connect, [D]) as bench:
+        async with open_http_link(connect, [D]) as bench:
             assert await bench.caller.request("tools/list") == {"tools": []}
             assert [seconds - at[0] for seconds in at] == times
-            assert len(bench.talk.mistakes) == mistakes
+            assert len(bench.recorder.mistakes) == mistakes
 
 
 @pytest.mark.parametrize(("blame", "attempts"), [(Blame.NETWORK, 3), (Blame.USER, 1)])
@@ -773,103 +790,103 @@ async def test_an_answer_without_a_token_is_sent_again_only_if_there_may_be_one_
         def beside(self, given: Any) -> Any:
             return given
 
-    async def play(asked: Asked, out: Out) -> None:
-        if asked.what == "tools/list":
+    async def handle(received: ReceivedRequest, out: ResponseWriter) -> None:
+        if received.operation == "tools/list":
             bench.link._sender._authorization = Tokens()
             await out.begin()
             await out.event({"jsonrpc": "2.0", "id": "s", "method": "ping"})
             await trio.sleep(5)
-            await out.event(asked.answer({"tools": []}))
+            await out.event(received.answer({"tools": []}))
             await out.end()
         else:
-            await reply(202)(asked, out)
+            await reply(202)(received, out)
 
-    async with script(legacy(play)) as server, linked(server.connect, [D]) as bench:
+    async with scripted_server(legacy(handle)) as server, open_http_link(server.connect, [D]) as bench:
         assert await bench.caller.request("tools/list") == {"tools": []}
         bench.link._sender._authorization = None
         assert len(asked_for) == attempts
-        assert len(bench.talk.mistakes) == (attempts == 1)
-        assert ("answer" in server.heard) == (attempts == 3)
+        assert len(bench.recorder.mistakes) == (attempts == 1)
+        assert ("answer" in server.operations) == (attempts == 3)
 
 
 async def test_a_busy_server_gets_the_connection_of_a_cancelled_call_back(autojump_clock: MockClock) -> None:
-    async def play(asked: Asked, out: Out) -> None:
-        if asked.what == "tools/call":
+    async def handle(received: ReceivedRequest, out: ResponseWriter) -> None:
+        if received.operation == "tools/call":
             await out.begin()
-            await out.hold()
-        elif asked.what == "tools/list" and not server.left:
-            await reply(503, **{"Retry-After": "1"})(asked, out)
-        elif asked.what == "tools/list":
-            await answers(lambda asked: asked.answer({"tools": []}))(asked, out)
+            await out.wait_for_close()
+        elif received.operation == "tools/list" and not server.abandoned:
+            await reply(503, **{"Retry-After": "1"})(received, out)
+        elif received.operation == "tools/list":
+            await answers(lambda received: received.answer({"tools": []}))(received, out)
         else:
-            await reply(202)(asked, out)
+            await reply(202)(received, out)
 
-    async with script(legacy(play)) as server, linked(server.connect, [D]) as bench:
+    async with scripted_server(legacy(handle)) as server, open_http_link(server.connect, [D]) as bench:
         with trio.move_on_after(1):
             await bench.caller.request("tools/call", {"name": "slow"})
-        assert server.left == []
+        assert server.abandoned == []
         assert await bench.caller.request("tools/list") == {"tools": []}
-        assert server.left == ["tools/call"]
+        assert server.abandoned == ["tools/call"]
 
 
 async def test_a_batch_of_answers_is_sent_again_too(autojump_clock: MockClock) -> None:
     at, answered = list[float](), trio.Event()
 
-    async def play(asked: Asked, out: Out) -> None:
-        if asked.what == "tools/list":
+    async def handle(received: ReceivedRequest, out: ResponseWriter) -> None:
+        if received.operation == "tools/list":
             await out.begin()
             await out.event([{"jsonrpc": "2.0", "id": id, "method": "ping"} for id in "st"])
             await answered.wait()
-            await out.event(asked.answer({"tools": []}))
+            await out.event(received.answer({"tools": []}))
             await out.end()
         else:  # the batch
             at.append(trio.current_time())
-            await reply(503 if len(at) < 3 else 202)(asked, out)
+            await reply(503 if len(at) < 3 else 202)(received, out)
             if len(at) == 3:
                 answered.set()
 
-    async with script(legacy(play)) as server, linked(server.connect, [B]) as bench:
+    async with scripted_server(legacy(handle)) as server, open_http_link(server.connect, [B]) as bench:
         with trio.fail_after(60):
             assert await bench.caller.request("tools/list") == {"tools": []}
         assert [seconds - at[0] for seconds in at] == [0, 0, 1]
-        assert bench.talk.mistakes == []
+        assert bench.recorder.mistakes == []
 
 
 @streamable
 async def test_a_redirect_within_the_origin_is_followed(revision: str) -> None:
-    async def play(asked: Asked, out: Out) -> None:
-        if asked.target == "/mcp":
+    async def handle(received: ReceivedRequest, out: ResponseWriter) -> None:
+        if received.target == "/mcp":
             await out.reply(307, headers={"Location": "/mcp/"})
         else:
-            await playing(revision, answers(lambda asked: asked.answer({"tools": []})))(asked, out)
+            await playing(revision, answers(lambda received: received.answer({"tools": []})))(received, out)
 
-    async with script(play) as server, linked(server.connect, [revision]) as bench:
+    async with scripted_server(handle) as server, open_http_link(server.connect, [revision]) as bench:
         assert await bench.caller.request("tools/list") == {"tools": []}
-    assert {each.target for each in server.asked} == {"/mcp", "/mcp/"}
+    assert {each.target for each in server.requests} == {"/mcp", "/mcp/"}
 
 
 @pytest.mark.parametrize("times", [5, 6])
 async def test_five_redirects_are_followed_and_no_more(times: int) -> None:
-    async def play(asked: Asked, out: Out) -> None:
-        if (number := len(asked.target) - len("/mcp")) < times:
+    async def handle(received: ReceivedRequest, out: ResponseWriter) -> None:
+        if (number := len(received.target) - len("/mcp")) < times:
             await out.reply(307, headers={"Location": f"/mcp{'/' * (number + 1)}"})
         else:
-            await answers(lambda asked: asked.answer({"tools": []}))(asked, out)
+            await answers(lambda received: received.answer({"tools": []}))(received, out)
 
-    async def playing(asked: Asked, out: Out) -> None:
-        await (play if asked.what == "tools/list" else modern(unasked))(asked, out)
+    async def playing(received: ReceivedRequest, out: ResponseWriter) -> None:
+        await (handle if received.operation == "tools/list" else modern(unasked))(received, out)
 
-    async with script(playing) as server, linked(server.connect, [E]) as bench:
+    async with scripted_server(playing) as server, open_http_link(server.connect, [E]) as bench:
         if times == 5:
             assert await bench.caller.request("tools/list") == {"tools": []}
         else:
             assert "redirects more than 5 times" in str(await failing(bench))
-    assert server.heard.count("tools/list") == 6
+    assert server.operations.count("tools/list") == 6
 
 
 async def test_refused_headers_are_told_apart(autojump_clock: MockClock) -> None:
-    refuse = answers(lambda asked: asked.error(-32020, "Mcp-Param-Region is missing"), 400)
-    async with script(modern(refuse)) as server, linked(server.connect, [E]) as bench:
+    refuse = answers(lambda received: received.error(-32020, "Mcp-Param-Region is missing"), 400)
+    async with scripted_server(modern(refuse)) as server, open_http_link(server.connect, [E]) as bench:
         failed = await failing(bench, "tools/call", {"name": "t"})
         assert isinstance(failed, HeadersRefused)
         assert failed.error.code == -32020
@@ -882,18 +899,18 @@ async def test_refused_headers_are_told_apart(autojump_clock: MockClock) -> None
 async def test_all_that_met_the_end_of_a_session_has_not_run_and_the_rest_may_have(autojump_clock: MockClock) -> None:
     gone = trio.Event()
 
-    async def play(asked: Asked, out: Out) -> None:
-        name = asked.message["params"]["name"]
+    async def handle(received: ReceivedRequest, out: ResponseWriter) -> None:
+        name = received.message["params"]["name"]
         if name == "streaming":
             await out.begin()
-            await out.hold()
+            await out.wait_for_close()
         elif name == "silent":
-            await out.hold()
+            await out.wait_for_close()
         else:
             await gone.wait()
             await out.reply(404, b'{"jsonrpc":"2.0","error":{"code":-32001,"message":"Session not found"}}')
 
-    async with script(legacy(play)) as server, linked(server.connect, [D]) as bench:
+    async with scripted_server(legacy(handle)) as server, open_http_link(server.connect, [D]) as bench:
         ran: dict[str, bool] = {}
 
         async def call(name: str) -> None:
@@ -912,19 +929,19 @@ async def test_all_that_met_the_end_of_a_session_has_not_run_and_the_rest_may_ha
             await call("late")  # while it is not known yet what becomes of the others
         assert ran == {"one": False, "two": False, "three": False, "late": False, "streaming": True, "silent": True}
         assert trio.current_time() - start <= 1
-    assert "DELETE" not in server.heard
+    assert "DELETE" not in server.operations
 
 
-def breaking(*connections: Play) -> tuple[Play, list[Asked]]:
+def breaking(*connections: Handler) -> tuple[Handler, list[ReceivedRequest]]:
     """One connection after the other."""
-    rest, gets = list(connections), list[Asked]()
+    rest, gets = list(connections), list[ReceivedRequest]()
 
-    async def play(asked: Asked, out: Out) -> None:
-        if asked.method == "GET":
-            gets.append(asked)
-        await rest.pop(0)(asked, out)
+    async def handle(received: ReceivedRequest, out: ResponseWriter) -> None:
+        if received.method == "GET":
+            gets.append(received)
+        await rest.pop(0)(received, out)
 
-    return play, gets
+    return handle, gets
 
 
 def with_id(id: str, value: Any = None, retry: int | None = None) -> bytes:
@@ -940,25 +957,25 @@ ANSWER = {"jsonrpc": "2.0", "id": 2, "result": {"tools": []}}  # initialize had 
 async def test_a_stream_that_breaks_is_taken_up_after_its_last_event(
     revision: str, cut: bool, away: int, autojump_clock: MockClock
 ) -> None:
-    play, gets = breaking(
+    handle, gets = breaking(
         stream(with_id("e1", retry=3000), with_id("e2", REPORT), cut=cut),
         reply(away),
         stream(cut=cut),
         stream(with_id("e3", REPORT), with_id("e4", ANSWER)),
     )
-    async with script(legacy(play)) as server, linked(server.connect, [revision]) as bench:
+    async with scripted_server(legacy(handle)) as server, open_http_link(server.connect, [revision]) as bench:
         start = trio.current_time()
         assert await bench.caller.request("tools/list") == {"tools": []}
         assert trio.current_time() == start + 9
         assert [each.headers["Last-Event-ID"] for each in gets] == ["e2"] * 3
         assert [each.headers["Accept"] for each in gets] == ["text/event-stream"] * 3
-        assert len(bench.talk.notices) == 2
+        assert len(bench.recorder.notices) == 2
 
 
 @req("http-114")
 async def test_a_modern_stream_is_not_taken_up(autojump_clock: MockClock) -> None:
-    play, gets = breaking(stream(with_id("e1", REPORT), cut=True))
-    async with script(modern(play)) as server, linked(server.connect, [E]) as bench:
+    handle, gets = breaking(stream(with_id("e1", REPORT), cut=True))
+    async with scripted_server(modern(handle)) as server, open_http_link(server.connect, [E]) as bench:
         failed = await failing(bench)
         assert isinstance(failed, NoResponse)
         assert isinstance(failed.__cause__, ReplyBroken)
@@ -966,8 +983,8 @@ async def test_a_modern_stream_is_not_taken_up(autojump_clock: MockClock) -> Non
 
 
 async def test_a_stream_is_given_up_when_the_server_does_not_come_back(autojump_clock: MockClock) -> None:
-    play, gets = breaking(stream(with_id("e1", REPORT), cut=True))
-    async with script(legacy(play)) as server, linked(server.connect, [D]) as bench:
+    handle, gets = breaking(stream(with_id("e1", REPORT), cut=True))
+    async with scripted_server(legacy(handle)) as server, open_http_link(server.connect, [D]) as bench:
         start = trio.current_time()
         async with trio.open_nursery() as nursery:
 
@@ -978,18 +995,18 @@ async def test_a_stream_is_given_up_when_the_server_does_not_come_back(autojump_
 
             nursery.start_soon(call)
             await wait_all_tasks_blocked()
-            server.refuses = True
+            server.refuses_connections = True
         assert trio.current_time() - start == 1 + 2 + 4 + 8 + 16
         assert gets == []
-        server.refuses = False
+        server.refuses_connections = False
 
 
 @pytest.mark.parametrize(("status", "kind"), [(404, SessionLost), (401, Unauthorized), (405, RemoteProtocolError)])
 async def test_a_stream_that_cannot_be_taken_up_ends_its_call(
     status: int, kind: type, autojump_clock: MockClock
 ) -> None:
-    play, gets = breaking(stream(with_id("e1", REPORT)), reply(status))
-    async with script(legacy(play)) as server, linked(server.connect, [D]) as bench:
+    handle, gets = breaking(stream(with_id("e1", REPORT)), reply(status))
+    async with scripted_server(legacy(handle)) as server, open_http_link(server.connect, [D]) as bench:
         failed = await failing(bench)
         assert type(failed) is kind
         if isinstance(failed, SessionLost):
@@ -1001,8 +1018,8 @@ async def test_a_stream_that_cannot_be_taken_up_ends_its_call(
 async def test_a_stream_whose_server_is_busy_for_long_ends_its_call(
     fields: dict[str, str], seconds: float, autojump_clock: MockClock
 ) -> None:
-    play, gets = breaking(stream(with_id("e1", REPORT)), *[reply(503, **fields)] * 9)
-    async with script(legacy(play)) as server, linked(server.connect, [D]) as bench:
+    handle, gets = breaking(stream(with_id("e1", REPORT)), *[reply(503, **fields)] * 9)
+    async with scripted_server(legacy(handle)) as server, open_http_link(server.connect, [D]) as bench:
         start = trio.current_time()
         failed = await failing(bench)
         assert isinstance(failed, NoResponse)
@@ -1013,15 +1030,15 @@ async def test_a_stream_whose_server_is_busy_for_long_ends_its_call(
 @req("http-37")
 async def test_the_stream_for_what_belongs_to_no_request_is_opened_again(autojump_clock: MockClock) -> None:
     note = {"jsonrpc": "2.0", "method": TOOLS}
-    play, gets = breaking(
+    handle, gets = breaking(
         stream(event(note)), stream(with_id("a", note), cut=True), stream(with_id("b", note)), reply(405)
     )
-    async with script(legacy(play)) as server, linked(server.connect, [D]) as bench:
+    async with scripted_server(legacy(handle)) as server, open_http_link(server.connect, [D]) as bench:
         await bench.link.run_event_stream()
-        assert len(bench.talk.notices) == 3
+        assert len(bench.recorder.notices) == 3
         assert [each.headers.get("Last-Event-ID") for each in gets] == [None, None, "a", "b"]
-        assert bench.talk.missed_for_good == [False, True]  # only what was kept for us is no gap
-        assert bench.talk.mistakes == []
+        assert bench.recorder.missed_for_good == [False, True]  # only what was kept for us is no gap
+        assert bench.recorder.mistakes == []
 
 
 @pytest.mark.parametrize("begun", [False, True])
@@ -1031,17 +1048,17 @@ async def test_an_answer_that_comes_by_another_stream_is_waited_for_no_longer(
 ) -> None:
     asks, on_progress = trio.Event(), (lambda *report: None) if reports else None
 
-    async def play(asked: Asked, out: Out) -> None:
-        if asked.what == "GET":
+    async def handle(received: ReceivedRequest, out: ResponseWriter) -> None:
+        if received.operation == "GET":
             await out.begin()
             await asks.wait()
-            await out.event({"jsonrpc": "2.0", "id": server.asked[-1].id, "result": {"tools": []}})
+            await out.event({"jsonrpc": "2.0", "id": server.requests[-1].id, "result": {"tools": []}})
         elif begun:
             await out.begin()
         asks.set()
-        await out.hold()
+        await out.wait_for_close()
 
-    async with script(legacy(play)) as server, linked(server.connect, [D]) as bench:
+    async with scripted_server(legacy(handle)) as server, open_http_link(server.connect, [D]) as bench:
         bench.nursery.start_soon(bench.link.run_event_stream)
         await wait_all_tasks_blocked()
         start = trio.current_time()
@@ -1050,22 +1067,22 @@ async def test_an_answer_that_comes_by_another_stream_is_waited_for_no_longer(
         assert trio.current_time() == start
         assert bench.link._in_flight == {}
         await wait_all_tasks_blocked()
-        assert server.left == ["tools/list"]
-        assert bench.talk.mistakes == []
+        assert server.abandoned == ["tools/list"]
+        assert bench.recorder.mistakes == []
 
 
 async def test_a_request_without_a_task_is_waited_for_no_longer_either(autojump_clock: MockClock) -> None:
     asks, outcomes = trio.Event(), list[Any]()
 
-    async def play(asked: Asked, out: Out) -> None:
-        if asked.what == "GET":
+    async def handle(received: ReceivedRequest, out: ResponseWriter) -> None:
+        if received.operation == "GET":
             await out.begin()
             await asks.wait()
-            await out.event({"jsonrpc": "2.0", "id": server.asked[-1].id, "result": {"tools": []}})
+            await out.event({"jsonrpc": "2.0", "id": server.requests[-1].id, "result": {"tools": []}})
         asks.set()
-        await out.hold()
+        await out.wait_for_close()
 
-    async with script(legacy(play)) as server, linked(server.connect, [D]) as bench:
+    async with scripted_server(legacy(handle)) as server, open_http_link(server.connect, [D]) as bench:
         bench.nursery.start_soon(bench.link.run_event_stream)
         await wait_all_tasks_blocked()
         bench.caller.begin("tools/list", on_end=lambda outcome, failure: outcomes.append(outcome.result))
@@ -1073,17 +1090,17 @@ async def test_a_request_without_a_task_is_waited_for_no_longer_either(autojump_
         await wait_all_tasks_blocked()
         assert outcomes == [{"tools": []}]
         assert bench.link._in_flight == {}
-        assert server.left == ["tools/list"]
+        assert server.abandoned == ["tools/list"]
 
 
 async def test_a_server_that_does_not_serve_get_cannot_resume(autojump_clock: MockClock) -> None:
-    async def play(asked: Asked, out: Out) -> None:
-        if asked.what == "GET":
+    async def handle(received: ReceivedRequest, out: ResponseWriter) -> None:
+        if received.operation == "GET":
             await out.reply(405)
         else:
-            await stream(with_id("1"))(asked, out)
+            await stream(with_id("1"))(received, out)
 
-    async with script(legacy(play)) as server, linked(server.connect, [D]) as bench:
+    async with scripted_server(legacy(handle)) as server, open_http_link(server.connect, [D]) as bench:
         failed = await failing(bench)
         assert str(failed).endswith("the server does not resume the stream: the server does not serve GET")
 
@@ -1091,41 +1108,51 @@ async def test_a_server_that_does_not_serve_get_cannot_resume(autojump_clock: Mo
 async def test_a_server_without_that_stream_is_not_waited_for_because_it_answers_no_ping(
     autojump_clock: MockClock,
 ) -> None:
-    async def play(asked: Asked, out: Out) -> None:
-        if asked.what == "GET":
+    async def handle(received: ReceivedRequest, out: ResponseWriter) -> None:
+        if received.operation == "GET":
             await out.reply(404)
         else:
-            await out.hold()
+            await out.wait_for_close()
 
-    async with script(legacy(play)) as server, linked(server.connect, [D]) as bench:
+    async with scripted_server(legacy(handle)) as server, open_http_link(server.connect, [D]) as bench:
         with trio.fail_after(60):
             await bench.link.run_event_stream()
-        assert bench.talk.missed_for_good == [True]
+        assert bench.recorder.missed_for_good == [True]
 
 
 async def test_an_answer_that_is_no_message_does_not_tell_the_token(autojump_clock: MockClock) -> None:
-    async def play(asked: Asked, out: Out) -> None:
-        await out.reply(200, f"you sent {asked.headers['Authorization']}".encode(), kind="application/json")
+    async def handle(received: ReceivedRequest, out: ResponseWriter) -> None:
+        await out.reply(200, f"you sent {received.headers['Authorization']}".encode(), kind="application/json")
 
     headers = (("Authorization", "Bearer abcdefghijkl"),)
-    async with script(legacy(play)) as server, linked(server.connect, [D], headers=lambda: headers) as bench:
+    async with (
+        scripted_server(legacy(handle)) as server,
+        open_http_link(server.connect, [D], headers=lambda: headers) as bench,
+    ):
         assert "it begins with 'you sent Bearer [secret]'" in str(await failing(bench))
 
 
 async def test_a_page_in_place_of_the_event_stream_does_not_tell_the_token(autojump_clock: MockClock) -> None:
-    async def play(asked: Asked, out: Out) -> None:
-        await out.reply(200, f"you sent {asked.headers['Authorization']}".encode(), kind="text/plain")
+    async def handle(received: ReceivedRequest, out: ResponseWriter) -> None:
+        await out.reply(200, f"you sent {received.headers['Authorization']}".encode(), kind="text/plain")
 
     headers = (("Authorization", "Bearer abcdefghijkl"),)
-    async with script(legacy(play)) as server, linked(server.connect, [D], headers=lambda: headers) as bench:
+    async with (
+        scripted_server(legacy(handle)) as server,
+        open_http_link(server.connect, [D], headers=lambda: headers) as bench,
+    ):
         await bench.link.run_event_stream()
-        assert "you sent Bearer [secret]" in bench.talk.mistakes[0]
+        assert "you sent Bearer [secret]" in bench.recorder.mistakes[0]
 
 
 @pytest.mark.parametrize(
     ("connections", "told", "lost"),
     [
-        ([reply(404), answers(lambda asked: asked.answer())], False, False),  # there is no such thing, but a session
+        (
+            [reply(404), answers(lambda received: received.answer())],
+            False,
+            False,
+        ),  # there is no such thing, but a session
         ([reply(404)] * 2, False, True),
         ([reply(405)], False, False),
         ([stream(), reply(404)], False, True),
@@ -1136,34 +1163,34 @@ async def test_a_page_in_place_of_the_event_stream_does_not_tell_the_token(autoj
     ],
 )
 async def test_that_stream_is_given_up_without_an_end_of_the_session(
-    connections: list[Play], told: bool, lost: bool, autojump_clock: MockClock
+    connections: list[Handler], told: bool, lost: bool, autojump_clock: MockClock
 ) -> None:
-    play, _ = breaking(*connections, answers(lambda asked: asked.answer({"tools": []})))
-    async with script(legacy(play)) as server, linked(server.connect, [D]) as bench:
+    handle, _ = breaking(*connections, answers(lambda received: received.answer({"tools": []})))
+    async with scripted_server(legacy(handle)) as server, open_http_link(server.connect, [D]) as bench:
         await bench.link.run_event_stream()
-        assert bool(bench.talk.mistakes) is told
-        assert (bench.talk.failure is not None) is lost
-        assert (True in bench.talk.missed_for_good) is bench.caller.notifications_lost is not lost
+        assert bool(bench.recorder.mistakes) is told
+        assert (bench.recorder.failure is not None) is lost
+        assert (True in bench.recorder.missed_for_good) is bench.caller.notifications_lost is not lost
         if not lost:
             assert await bench.caller.request("tools/list") == {"tools": []}
 
 
 @pytest.mark.parametrize("how", ["silent", "500", "404", "gone", "cut"])
 async def test_closing_takes_two_seconds_at_most_and_never_raises(how: str, autojump_clock: MockClock) -> None:
-    async def play(asked: Asked, out: Out) -> None:
-        if asked.method != "DELETE":
-            await legacy(unasked)(asked, out)
+    async def handle(received: ReceivedRequest, out: ResponseWriter) -> None:
+        if received.method != "DELETE":
+            await legacy(unasked)(received, out)
         elif how == "silent":
-            await out.hold()
+            await out.wait_for_close()
         elif how == "cut":
-            out.cut()
+            out.close()
         else:
             await out.reply(int(how))
 
-    async with script(play) as server, linked(server.connect, [D]) as bench:
-        server.refuses = how == "gone"
-        if server.refuses:
-            for each in server.links:
+    async with scripted_server(handle) as server, open_http_link(server.connect, [D]) as bench:
+        server.refuses_connections = how == "gone"
+        if server.refuses_connections:
+            for each in server.connections:
                 each.close()
         start = trio.current_time()
         await bench.link.aclose()
@@ -1171,26 +1198,26 @@ async def test_closing_takes_two_seconds_at_most_and_never_raises(how: str, auto
 
 
 async def test_closing_says_goodbye_once_even_when_it_is_cancelled(autojump_clock: MockClock) -> None:
-    async with script(legacy(unasked)) as server, linked(server.connect, [D]) as bench:
+    async with scripted_server(legacy(unasked)) as server, open_http_link(server.connect, [D]) as bench:
         with trio.CancelScope() as scope:
             scope.cancel()
             await bench.link.aclose()
         assert scope.cancelled_caught
         await bench.link.aclose()
-        assert server.heard.count("DELETE") == 1
+        assert server.operations.count("DELETE") == 1
 
 
 @pytest.mark.parametrize("answered", [True, False])
 async def test_a_cancellation_precedes_the_end_of_its_session(answered: bool, autojump_clock: MockClock) -> None:
-    async def play(asked: Asked, out: Out) -> None:
-        if asked.what == "tools/call" or not answered:
-            await out.hold()
+    async def handle(received: ReceivedRequest, out: ResponseWriter) -> None:
+        if received.operation == "tools/call" or not answered:
+            await out.wait_for_close()
         else:
             await trio.sleep(0.5)  # the server is slow, and the DELETE waits for it
-            server.asked.append(asked)
+            server.requests.append(received)
             await out.reply(202)
 
-    async with script(legacy(play)) as server, linked(server.connect, [D]) as bench:
+    async with scripted_server(legacy(handle)) as server, open_http_link(server.connect, [D]) as bench:
         with trio.move_on_after(1) as scope:
             await bench.caller.request("tools/call", {"name": "t"})
         assert scope.cancelled_caught
@@ -1198,50 +1225,50 @@ async def test_a_cancellation_precedes_the_end_of_its_session(answered: bool, au
         await bench.link.aclose()
         assert trio.current_time() - start == (0.5 if answered else 1)
     told = ["notifications/cancelled"] * (2 if answered else 1)
-    assert server.heard == ["initialize", "notifications/initialized", "tools/call", *told, "DELETE"]
+    assert server.operations == ["initialize", "notifications/initialized", "tools/call", *told, "DELETE"]
 
 
 async def test_what_cannot_be_told_is_a_mistake_and_no_more() -> None:
     refused = reply(400, b'{"jsonrpc":"2.0","error":{"code":-32600,"message":"not now"}}')
 
-    async def play(asked: Asked, out: Out) -> None:
-        if asked.what in ("notifications/initialized", "answer", "notifications/roots/list_changed"):
-            await refused(asked, out)
+    async def handle(received: ReceivedRequest, out: ResponseWriter) -> None:
+        if received.operation in ("notifications/initialized", "answer", "notifications/roots/list_changed"):
+            await refused(received, out)
         else:
-            await legacy(ask)(asked, out)
+            await legacy(ask)(received, out)
 
-    async def ask(asked: Asked, out: Out) -> None:
+    async def ask(received: ReceivedRequest, out: ResponseWriter) -> None:
         await out.begin()
         await out.event({"jsonrpc": "2.0", "id": "s", "method": "ping"})
-        await out.event(asked.answer({"tools": []}))
+        await out.event(received.answer({"tools": []}))
         await out.end()
 
     roots = {"roots": {"listChanged": True}}
-    async with script(play) as server, linked(server.connect, [D], capabilities=roots) as bench:
+    async with scripted_server(handle) as server, open_http_link(server.connect, [D], capabilities=roots) as bench:
         assert await bench.caller.request("tools/list") == {"tools": []}
         assert bench.caller.notify("notifications/roots/list_changed")
         await wait_all_tasks_blocked()
-        assert len(bench.talk.mistakes) == 3
-        assert all("not now" in each for each in bench.talk.mistakes)
-        assert sorted(server.heard)[:2] == ["answer", "initialize"]
+        assert len(bench.recorder.mistakes) == 3
+        assert all("not now" in each for each in bench.recorder.mistakes)
+        assert sorted(server.operations)[:2] == ["answer", "initialize"]
 
 
 @pytest.mark.parametrize("then", ["cut", "streams"])
 async def test_a_session_is_over_when_it_is_known_what_became_of_all_that_was_asked(
     then: str, autojump_clock: MockClock
 ) -> None:
-    async def play(asked: Asked, out: Out) -> None:
-        if asked.message["params"]["name"] == "gone":
+    async def handle(received: ReceivedRequest, out: ResponseWriter) -> None:
+        if received.message["params"]["name"] == "gone":
             await out.reply(404)
             return
         await trio.sleep(0.5)
         if then == "cut":
-            out.cut()
+            out.close()
         else:
             await out.begin()
-            await out.hold()
+            await out.wait_for_close()
 
-    async with script(legacy(play)) as server, linked(server.connect, [D]) as bench:
+    async with scripted_server(legacy(handle)) as server, open_http_link(server.connect, [D]) as bench:
         ends: dict[str, tuple[type, bool, float]] = {}
 
         async def call(name: str) -> None:
@@ -1256,7 +1283,7 @@ async def test_a_session_is_over_when_it_is_known_what_became_of_all_that_was_as
             "running": (NoResponse if then == "cut" else SessionLost, True, 0.5),
         }
         await wait_all_tasks_blocked()
-        assert bench.talk.failure is not None
+        assert bench.recorder.failure is not None
         assert trio.current_time() == 0.5
 
 
@@ -1266,11 +1293,11 @@ async def test_a_request_to_a_lost_session_may_be_refused_as_slowly_as_the_first
 ) -> None:
     """The first refusal comes at 20 s, after four seconds; the link waits as long for the second."""
 
-    async def play(asked: Asked, out: Out) -> None:
-        await trio.sleep_until({"first": 20, "second": second}[asked.message["params"]["name"]])
+    async def handle(received: ReceivedRequest, out: ResponseWriter) -> None:
+        await trio.sleep_until({"first": 20, "second": second}[received.message["params"]["name"]])
         await out.reply(404)
 
-    async with script(legacy(play)) as server, linked(server.connect, [D]) as bench:
+    async with scripted_server(legacy(handle)) as server, open_http_link(server.connect, [D]) as bench:
 
         async def call(name: str, at: float) -> None:
             await trio.sleep_until(at)
@@ -1285,64 +1312,64 @@ async def test_a_request_to_a_lost_session_may_be_refused_as_slowly_as_the_first
 
 
 async def test_what_was_not_sent_to_a_lost_session_has_not_run(autojump_clock: MockClock) -> None:
-    async def play(asked: Asked, out: Out) -> None:
-        if asked.what == "notifications/initialized":
+    async def handle(received: ReceivedRequest, out: ResponseWriter) -> None:
+        if received.operation == "notifications/initialized":
             await trio.sleep(1)
             await out.reply(404)
         else:
-            await legacy(unasked)(asked, out)
+            await legacy(unasked)(received, out)
 
-    async with script(play) as server, linked(server.connect, [D]) as bench:
+    async with scripted_server(handle) as server, open_http_link(server.connect, [D]) as bench:
         failed = await failing(bench)
         assert isinstance(failed, SessionLost)
         assert not failed.request_may_have_run
-        assert bench.talk.failure is not None
+        assert bench.recorder.failure is not None
 
 
 @pytest.mark.parametrize(("method", "times"), [("tools/list", 2), ("tools/call", 1)])
 async def test_a_tool_is_not_called_twice_because_a_connection_was_closed(method: str, times: int) -> None:
-    async def play(asked: Asked, out: Out) -> None:
-        if server.heard.count(asked.what) == times:
-            await out.json(asked.answer())
-        out.cut()
+    async def handle(received: ReceivedRequest, out: ResponseWriter) -> None:
+        if server.operations.count(received.operation) == times:
+            await out.json(received.answer())
+        out.close()
 
-    async with script(modern(play)) as server, linked(server.connect, [E]) as bench:
+    async with scripted_server(modern(handle)) as server, open_http_link(server.connect, [E]) as bench:
         if times == 1:
-            server._play = modern(says(b""))
+            server._handle = modern(says(b""))
             failed = await failing(bench, method, {"name": "t"})
             assert isinstance(failed, NoResponse)
             assert failed.request_may_have_run
         else:
             assert await bench.caller.request(method) == {}
-        assert server.heard == ["server/discover", *[method] * times]
+        assert server.operations == ["server/discover", *[method] * times]
 
 
 @pytest.mark.parametrize("body", ["whole", "cut", "stalls"])
 async def test_what_comes_with_an_accepted_notification_does_not_matter(body: str, autojump_clock: MockClock) -> None:
-    async def play(asked: Asked, out: Out) -> None:
-        if asked.what != "notifications/initialized":
-            await legacy(answers(lambda asked: asked.answer({"tools": []})))(asked, out)
+    async def handle(received: ReceivedRequest, out: ResponseWriter) -> None:
+        if received.operation != "notifications/initialized":
+            await legacy(answers(lambda received: received.answer({"tools": []})))(received, out)
         elif body == "whole":
             await out.reply(202, b"Accepted", kind="text/plain")
         else:
-            await out.raw(b"HTTP/1.1 202 X\r\nContent-Length: 8\r\n\r\nAcc")
+            await out.write(b"HTTP/1.1 202 X\r\nContent-Length: 8\r\n\r\nAcc")
             if body == "cut":
-                out.cut()
+                out.close()
             else:
-                await out.hold()
+                await out.wait_for_close()
 
-    async with script(play) as server, linked(server.connect, [D]) as bench:
+    async with scripted_server(handle) as server, open_http_link(server.connect, [D]) as bench:
         assert await bench.caller.request("tools/list") == {"tools": []}
         assert trio.current_time() == (1 if body == "stalls" else 0)
-        assert len(server.links) == (1 if body == "whole" else 2)
-        assert bench.talk.mistakes == []
+        assert len(server.connections) == (1 if body == "whole" else 2)
+        assert bench.recorder.mistakes == []
 
 
 async def test_a_stream_that_was_moved_is_taken_up_where_it_was_moved_to(autojump_clock: MockClock) -> None:
-    play, gets = breaking(
+    handle, gets = breaking(
         reply(308, Location="/other"), stream(with_id("e1", REPORT)), stream(with_id("e2", ANSWER)),
     )  # fmt: skip
-    async with script(legacy(play)) as server, linked(server.connect, [D]) as bench:
+    async with scripted_server(legacy(handle)) as server, open_http_link(server.connect, [D]) as bench:
         assert await bench.caller.request("tools/list") == {"tools": []}
         assert [each.target for each in gets] == ["/other"]
 
@@ -1350,26 +1377,26 @@ async def test_a_stream_that_was_moved_is_taken_up_where_it_was_moved_to(autojum
 @req("http-21")
 @pytest.mark.parametrize("streams", [False, True])
 async def test_an_answer_may_be_part_of_a_batch_where_there_are_batches(streams: bool) -> None:
-    async def play(asked: Asked, out: Out) -> None:
-        batch = [REPORT, asked.answer({"tools": []})]
-        await (stream(event([REPORT]), event(batch)) if streams else answers(lambda asked: batch))(asked, out)
+    async def handle(received: ReceivedRequest, out: ResponseWriter) -> None:
+        batch = [REPORT, received.answer({"tools": []})]
+        await (stream(event([REPORT]), event(batch)) if streams else answers(lambda received: batch))(received, out)
 
-    async with script(legacy(play)) as server, linked(server.connect, [B]) as bench:
+    async with scripted_server(legacy(handle)) as server, open_http_link(server.connect, [B]) as bench:
         assert await bench.caller.request("tools/list") == {"tools": []}
-        assert len(bench.talk.notices) == 1 + streams
-        assert bench.talk.mistakes == []
+        assert len(bench.recorder.notices) == 1 + streams
+        assert bench.recorder.mistakes == []
 
 
 # Opening.
 
 
-def first(*replies: Play, then: Play) -> Play:
+def first(*replies: Handler, then: Handler) -> Handler:
     rest = list(replies)
 
-    async def play(asked: Asked, out: Out) -> None:
-        await (rest.pop(0) if rest else then)(asked, out)
+    async def handle(received: ReceivedRequest, out: ResponseWriter) -> None:
+        await (rest.pop(0) if rest else then)(received, out)
 
-    return play
+    return handle
 
 
 @req("http-108", "http-109")
@@ -1377,55 +1404,55 @@ def first(*replies: Play, then: Play) -> Play:
     "probe",
     [
         reply(400), reply(404, b"", ""), reply(405), reply(400, b"Bad Request: no session", "text/plain"),
-        answers(lambda asked: asked.error(-32601)), answers(lambda asked: asked.error(-32600), 400),
-        answers(lambda asked: asked.error(-32000, "Server not initialized"), 400),
+        answers(lambda received: received.error(-32601)), answers(lambda received: received.error(-32600), 400),
+        answers(lambda received: received.error(-32000, "Server not initialized"), 400),
         stream(event({"jsonrpc": "2.0", "id": 1, "error": {"code": -32602, "message": "?"}})),
         reply(202, b"", ""), reply(200, b"<html>", "text/html"), reply(200, b"{"), stream(),
     ],
 )  # fmt: skip
-async def test_a_server_that_does_not_know_discovery_is_initialized(probe: Play) -> None:
-    then = legacy(answers(lambda asked: asked.answer({"tools": []})))
-    async with script(first(probe, then=then)) as server, linked(server.connect, [D, E]) as bench:
+async def test_a_server_that_does_not_know_discovery_is_initialized(probe: Handler) -> None:
+    then = legacy(answers(lambda received: received.answer({"tools": []})))
+    async with scripted_server(first(probe, then=then)) as server, open_http_link(server.connect, [D, E]) as bench:
         assert bench.caller.session.terms is not None
         assert bench.caller.session.terms.revision.name == D
         assert await bench.caller.request("tools/list") == {"tools": []}
-    assert server.heard == ["server/discover", "initialize", "notifications/initialized", "tools/list", "DELETE"]
-    assert "Mcp-Session-Id" not in server.asked[1].headers
+    assert server.operations == ["server/discover", "initialize", "notifications/initialized", "tools/list", "DELETE"]
+    assert "Mcp-Session-Id" not in server.requests[1].headers
 
 
 @req("http-119")
 async def test_each_initialize_begins_without_a_session() -> None:
-    async def refuse(asked: Asked, out: Out) -> None:
-        await out.json(asked.error(-32602, data={"supported": [B]}), headers={"Mcp-Session-Id": "old"})
+    async def refuse(received: ReceivedRequest, out: ResponseWriter) -> None:
+        await out.json(received.error(-32602, data={"supported": [B]}), headers={"Mcp-Session-Id": "old"})
 
-    then = legacy(answers(lambda asked: asked.answer({"tools": []})), session=None)
-    async with script(first(refuse, then=then)) as server, linked(server.connect, [B, D]) as bench:
+    then = legacy(answers(lambda received: received.answer({"tools": []})), session=None)
+    async with scripted_server(first(refuse, then=then)) as server, open_http_link(server.connect, [B, D]) as bench:
         assert await bench.caller.request("tools/list") == {"tools": []}
-    assert server.heard == ["initialize", "initialize", "notifications/initialized", "tools/list"]
-    assert ["Mcp-Session-Id" in each.headers for each in server.asked] == [False] * 4
+    assert server.operations == ["initialize", "initialize", "notifications/initialized", "tools/list"]
+    assert ["Mcp-Session-Id" in each.headers for each in server.requests] == [False] * 4
 
 
 async def test_a_server_that_pings_before_it_answers_initialize_is_answered(autojump_clock: MockClock) -> None:
     answered = trio.Event()
 
-    async def play(asked: Asked, out: Out) -> None:
-        if asked.what == "answer":
-            assert asked.headers["Mcp-Session-Id"] == SESSION
+    async def handle(received: ReceivedRequest, out: ResponseWriter) -> None:
+        if received.operation == "answer":
+            assert received.headers["Mcp-Session-Id"] == SESSION
             answered.set()
             await out.reply(202)
-        elif asked.what == "initialize":
+        elif received.operation == "initialize":
             await out.begin({"Mcp-Session-Id": SESSION})
             await out.event({"jsonrpc": "2.0", "id": "s", "method": "ping"})
             await answered.wait()
             result = {"protocolVersion": D, "capabilities": {}, "serverInfo": {"name": "s", "version": "1"}}
-            await out.event(asked.answer(result))
+            await out.event(received.answer(result))
             await out.end()
         else:
-            await legacy(unasked)(asked, out)
+            await legacy(unasked)(received, out)
 
-    async with script(play) as server, linked(server.connect, [D], opens=False) as bench:
+    async with scripted_server(handle) as server, open_http_link(server.connect, [D], opens=False) as bench:
         await wait_or_fail(bench.caller.open, "an opening")
-        assert server.heard[:2] == ["initialize", "answer"]
+        assert server.operations[:2] == ["initialize", "answer"]
 
 
 @pytest.mark.parametrize(
@@ -1436,8 +1463,8 @@ async def test_a_server_that_pings_before_it_answers_initialize_is_answered(auto
     ],
 )  # fmt: skip
 @pytest.mark.parametrize("revisions", [[D], [E], [D, E]])
-async def test_an_opening_that_fails_says_why(opening: Play, cause: type, revisions: list[str]) -> None:
-    async with script(opening) as server, linked(server.connect, revisions, opens=False) as bench:
+async def test_an_opening_that_fails_says_why(opening: Handler, cause: type, revisions: list[str]) -> None:
+    async with scripted_server(opening) as server, open_http_link(server.connect, revisions, opens=False) as bench:
         with pytest.raises(McpError) as failed:
             await bench.caller.open()
         # The probe of a server that redirects wrongly is no proof of anything, so it is asked to initialize.
@@ -1451,8 +1478,8 @@ async def test_an_opening_that_fails_says_why(opening: Play, cause: type, revisi
 
 
 async def test_an_opening_without_a_connection_says_so() -> None:
-    async with script(unasked) as server, linked(server.connect, [D, E], opens=False) as bench:
-        server.refuses = True
+    async with scripted_server(unasked) as server, open_http_link(server.connect, [D, E], opens=False) as bench:
+        server.refuses_connections = True
         with pytest.raises(ConnectionFailed):
             await bench.caller.open()
 
@@ -1460,30 +1487,33 @@ async def test_an_opening_without_a_connection_says_so() -> None:
 @pytest.mark.parametrize("revision", [B, C, D])
 @pytest.mark.parametrize("status", [400, 404, 405, 409])
 async def test_a_server_that_refuses_initialize_may_be_one_of_http_sse(revision: str, status: int) -> None:
-    async with script(reply(status)) as server, linked(server.connect, [revision], opens=False) as bench:
+    async with (
+        scripted_server(reply(status)) as server,
+        open_http_link(server.connect, [revision], opens=False) as bench,
+    ):
         with pytest.raises(NoResponse if (revision, status) == (D, 409) else NeedsSse):
             await bench.caller.open()
 
 
 async def test_a_modern_server_that_serves_another_version_is_spoken_to_in_that() -> None:
-    refuse = answers(lambda asked: asked.error(-32022, "no", data={"supported": [D]}), 400)
-    then = legacy(answers(lambda asked: asked.answer({"tools": []})))
-    async with script(first(refuse, then=then)) as server, linked(server.connect, [C, D, E]) as bench:
+    refuse = answers(lambda received: received.error(-32022, "no", data={"supported": [D]}), 400)
+    then = legacy(answers(lambda received: received.answer({"tools": []})))
+    async with scripted_server(first(refuse, then=then)) as server, open_http_link(server.connect, [C, D, E]) as bench:
         assert await bench.caller.request("tools/list") == {"tools": []}
-    assert server.asked[1].message["params"]["protocolVersion"] == D
+    assert server.requests[1].message["params"]["protocolVersion"] == D
 
 
 async def test_a_probe_that_takes_too_long_is_dropped(autojump_clock: MockClock) -> None:
-    async def hold(asked: Asked, out: Out) -> None:
-        await out.hold()
+    async def hold(received: ReceivedRequest, out: ResponseWriter) -> None:
+        await out.wait_for_close()
 
     async with (
-        script(first(hold, then=legacy(unasked))) as server,
-        linked(server.connect, [D, E], opens=False) as bench,
+        scripted_server(first(hold, then=legacy(unasked))) as server,
+        open_http_link(server.connect, [D, E], opens=False) as bench,
     ):
         await bench.caller.open(probe=5)
         await wait_all_tasks_blocked()
-        assert server.left == ["server/discover"]
+        assert server.abandoned == ["server/discover"]
         assert trio.current_time() == 5
 
 
@@ -1493,53 +1523,55 @@ async def test_a_probe_that_takes_too_long_is_dropped(autojump_clock: MockClock)
 class OldServer:
     """A server of HTTP+SSE: what it is asked waits in `posted`, and `say` is its stream."""
 
-    def __init__(self, begins: Play | None = None, takes: Play | None = None) -> None:
+    def __init__(self, begins: Handler | None = None, takes: Handler | None = None) -> None:
         self.begins = begins
         self.takes = takes or reply(202, b"Accepted", "text/plain")
-        self.out: Out | None = None
-        self.posts: list[Asked] = []
+        self.out: ResponseWriter | None = None
+        self.posts: list[ReceivedRequest] = []
 
-    async def play(self, asked: Asked, out: Out) -> None:
-        if asked.method == "POST":
-            self.posts.append(asked)
-            if asked.what == "initialize":
+    async def handle(self, received: ReceivedRequest, out: ResponseWriter) -> None:
+        if received.method == "POST":
+            self.posts.append(received)
+            if received.operation == "initialize":
                 result = {
                     "protocolVersion": A,
                     "capabilities": {"tools": {}},
                     "serverInfo": {"name": "o", "version": "1"},
                 }
-                await self.say(asked.answer(result))
-            await (reply(202) if asked.what in ("initialize", "notifications/initialized") else self.takes)(asked, out)
+                await self.say(received.answer(result))
+            await (reply(202) if received.operation in ("initialize", "notifications/initialized") else self.takes)(
+                received, out
+            )
         elif self.begins is not None:
-            await self.begins(asked, out)
+            await self.begins(received, out)
         else:
             self.out = out
             await out.begin()
             await out.chunk(b"event: endpoint\ndata: /messages?session=s3cret\n\n")
-            await out.hold()
+            await out.wait_for_close()
 
     async def say(self, value: Any) -> None:
         assert self.out is not None
         await self.out.event(value)
 
 
-def raw(*pieces: bytes, ends: bool = True) -> Play:
+def raw(*pieces: bytes, ends: bool = True) -> Handler:
     return stream(*pieces, ends=ends)
 
 
 @req("sse-06", "sse-08", "sse-14")
 async def test_messages_are_posted_to_where_the_endpoint_event_says(autojump_clock: MockClock) -> None:
     old = OldServer()
-    async with script(old.play) as server, linked(server.connect, [A], sse=True) as bench:
+    async with scripted_server(old.handle) as server, open_http_link(server.connect, [A], sse=True) as bench:
         async with trio.open_nursery() as nursery:
             nursery.start_soon(bench.caller.request, "tools/list")
             await wait_all_tasks_blocked()
             assert old.out is not None
             await old.out.chunk(b"event: ping\ndata: 12:00\n\n: hello\n\n")
             await old.say(old.posts[-1].answer({"tools": []}))
-        assert server.heard == ["GET", "initialize", "notifications/initialized", "tools/list"]
+        assert server.operations == ["GET", "initialize", "notifications/initialized", "tools/list"]
         assert {each.target for each in old.posts} == {"/messages?session=s3cret"}
-        assert bench.talk.mistakes == []
+        assert bench.recorder.mistakes == []
 
 
 @req("sse-14", "sse-08")
@@ -1560,21 +1592,27 @@ async def test_messages_are_posted_to_where_the_endpoint_event_says(autojump_clo
     ],
 )
 async def test_a_stream_that_does_not_begin_as_it_should_is_none(
-    begins: Play, kind: type, why: str, autojump_clock: MockClock
+    begins: Handler, kind: type, why: str, autojump_clock: MockClock
 ) -> None:
     old = OldServer(begins)
-    async with script(old.play) as server, linked(server.connect, [A], sse=True, opens=False) as bench:
+    async with (
+        scripted_server(old.handle) as server,
+        open_http_link(server.connect, [A], sse=True, opens=False) as bench,
+    ):
         with pytest.raises(kind, match=why):
             await bench.nursery.start(bench.link.run)
         assert trio.current_time() <= 10
-        assert server.heard == ["GET"]
+        assert server.operations == ["GET"]
 
 
 @pytest.mark.parametrize("how", ["end", "cut", "too long"])
 async def test_with_the_stream_everything_is_lost(how: str, autojump_clock: MockClock) -> None:
     old = OldServer()
     limits = Limits(message_bytes=4000)
-    async with script(old.play) as server, linked(server.connect, [A], sse=True, limits=limits) as bench:
+    async with (
+        scripted_server(old.handle) as server,
+        open_http_link(server.connect, [A], sse=True, limits=limits) as bench,
+    ):
         async with trio.open_nursery() as nursery:
 
             async def call() -> None:
@@ -1591,7 +1629,7 @@ async def test_with_the_stream_everything_is_lost(how: str, autojump_clock: Mock
             if how == "end":
                 await old.out.end()
             elif how == "cut":
-                old.out.cut()
+                old.out.close()
             else:
                 await old.say({"x": "y" * 5000})
         with pytest.raises(SessionClosed):
@@ -1602,12 +1640,12 @@ async def test_with_the_stream_everything_is_lost(how: str, autojump_clock: Mock
     ("takes", "kind"),
     [
         (reply(404), NoResponse), (reply(500), NoResponse), (says(b""), NoResponse), (reply(401), Unauthorized),
-        (answers(lambda asked: asked.error(-32602, "no"), 400), RequestError),
+        (answers(lambda received: received.error(-32602, "no"), 400), RequestError),
     ],
 )  # fmt: skip
-async def test_a_post_that_is_refused_fails_its_request_alone(takes: Play, kind: type) -> None:
+async def test_a_post_that_is_refused_fails_its_request_alone(takes: Handler, kind: type) -> None:
     old = OldServer(takes=takes)
-    async with script(old.play) as server, linked(server.connect, [A], sse=True) as bench:
+    async with scripted_server(old.handle) as server, open_http_link(server.connect, [A], sse=True) as bench:
         assert type(await failing(bench)) is kind
         old.takes = reply(202)
         async with trio.open_nursery() as nursery:
@@ -1619,21 +1657,21 @@ async def test_a_post_that_is_refused_fails_its_request_alone(takes: Play, kind:
 async def test_what_waits_for_the_endpoint_is_sent_when_it_is_known() -> None:
     old = OldServer()
     async with (
-        script(old.play) as server,
-        linked(server.connect, [A], sse=True, opens=False) as bench,
+        scripted_server(old.handle) as server,
+        open_http_link(server.connect, [A], sse=True, opens=False) as bench,
         trio.open_nursery() as nursery,
     ):
         nursery.start_soon(bench.caller.open)
         await wait_all_tasks_blocked()
-        assert server.heard == []
+        assert server.operations == []
         await bench.nursery.start(bench.link.run)
 
 
 async def test_an_old_server_that_refuses_initialize_is_not_taken_for_an_older_one() -> None:
-    async def play(asked: Asked, out: Out) -> None:
-        await (reply(400) if asked.method == "POST" else OldServer().play)(asked, out)
+    async def handle(received: ReceivedRequest, out: ResponseWriter) -> None:
+        await (reply(400) if received.method == "POST" else OldServer().handle)(received, out)
 
-    async with script(play) as server, linked(server.connect, [A], sse=True, opens=False) as bench:
+    async with scripted_server(handle) as server, open_http_link(server.connect, [A], sse=True, opens=False) as bench:
         await bench.nursery.start(bench.link.run)
         with pytest.raises(NoResponse, match="HTTP 400"):
             await bench.caller.open()
@@ -1642,8 +1680,8 @@ async def test_an_old_server_that_refuses_initialize_is_not_taken_for_an_older_o
 async def test_a_stream_may_be_closed_before_it_has_begun() -> None:
     old = OldServer(raw(ends=False))
     async with (
-        script(old.play) as server,
-        linked(server.connect, [A], sse=True, opens=False) as bench,
+        scripted_server(old.handle) as server,
+        open_http_link(server.connect, [A], sse=True, opens=False) as bench,
         trio.open_nursery() as nursery,
     ):
 
@@ -1655,7 +1693,7 @@ async def test_a_stream_may_be_closed_before_it_has_begun() -> None:
         await wait_all_tasks_blocked()
         await bench.link.aclose()
         await run()  # nor is there a way back
-        assert server.heard == ["GET"]
+        assert server.operations == ["GET"]
 
 
 # Faults at every byte, and cancelling at every step.
@@ -1683,12 +1721,15 @@ async def test_a_fault_after_any_byte_is_one_outcome_at_once(
     whole = recorded(revision, streams)
     at = 0
 
-    async def play(asked: Asked, out: Out) -> None:
-        await says(whole[:at] + fault)(asked, out)
+    async def handle(received: ReceivedRequest, out: ResponseWriter) -> None:
+        await says(whole[:at] + fault)(received, out)
 
     outcomes: dict[int, str] = {}
     for at in cuts(whole):
-        async with script(playing(revision, play)) as server, linked(server.connect, [revision]) as bench:
+        async with (
+            scripted_server(playing(revision, handle)) as server,
+            open_http_link(server.connect, [revision]) as bench,
+        ):
             start = trio.current_time()
             try:
                 assert await bench.caller.request("tools/call", {"name": "t"}) == RESULT
@@ -1711,37 +1752,40 @@ def test_cancelling_a_call_at_any_step_leaves_nothing_and_the_session_goes_on(
 ) -> None:
     """It is carried by whoever waits for it, or, where that task has reports to hear, by another."""
 
-    async def play(asked: Asked, out: Out) -> None:
-        if asked.what == "notifications/cancelled":
+    async def handle(received: ReceivedRequest, out: ResponseWriter) -> None:
+        if received.operation == "notifications/cancelled":
             await out.reply(202)
             return
         await out.begin()
         await out.event(REPORT)
-        await out.event(asked.answer({"tools": []}))
+        await out.event(received.answer({"tools": []}))
         await out.end()
 
     async def scenario(attempt: Attempt) -> None:
-        async with script(playing(revision, play)) as server, linked(server.connect, [revision]) as bench:
+        async with (
+            scripted_server(playing(revision, handle)) as server,
+            open_http_link(server.connect, [revision]) as bench,
+        ):
             with attempt.window():
                 await bench.caller.request("tools/list", on_progress=(lambda *report: None) if reports else None)
             assert await bench.caller.request("tools/list") == {"tools": []}
             await wait_all_tasks_blocked()
             assert bench.link._in_flight == {}
             assert not bench.link._scopes
-            assert bench.talk.mistakes == []
+            assert bench.recorder.mistakes == []
 
     assert cancel_at_each_step(scenario, watch=watch) > 1
 
 
 @pytest.mark.parametrize("probe", [reply(400), stream(), stream(event({"jsonrpc": "2.0", "id": 1, "result": {}}))])
-def test_a_probe_may_be_over_at_any_step_of_its_answer(probe: Play) -> None:
-    async def play(asked: Asked, out: Out) -> None:
-        await (probe if asked.what == "server/discover" else legacy(unasked))(asked, out)
+def test_a_probe_may_be_over_at_any_step_of_its_answer(probe: Handler) -> None:
+    async def handle(received: ReceivedRequest, out: ResponseWriter) -> None:
+        await (probe if received.operation == "server/discover" else legacy(unasked))(received, out)
 
     async def scenario(attempt: Attempt) -> None:
         async with (
-            script(play) as server,
-            linked(server.connect, [D, E], opens=False) as bench,
+            scripted_server(handle) as server,
+            open_http_link(server.connect, [D, E], opens=False) as bench,
         ):
 
             def late() -> None:
@@ -1752,8 +1796,8 @@ def test_a_probe_may_be_over_at_any_step_of_its_answer(probe: Play) -> None:
             assert bench.caller.session.terms is not None
             assert bench.caller.session.terms.revision.name == D
             await wait_all_tasks_blocked()
-            assert server.heard[-2:] == ["initialize", "notifications/initialized"]
-            assert server.heard.count("initialize") == 1
+            assert server.operations[-2:] == ["initialize", "notifications/initialized"]
+            assert server.operations.count("initialize") == 1
 
     assert cancel_at_each_step(scenario, watch="to the server") > 3
 
@@ -1767,7 +1811,7 @@ def test_cancelling_everything_at_any_step_leaves_nothing(kind: str) -> None:
         async with served(scripted.server, check=False, **(SSE_PATHS if kind == "http+sse" else {})) as web:
             url = "http://127.0.0.1:3000/sse" if kind == "http+sse" else URL
             with attempt.window():
-                async with linked(web.connect, [stage_of[kind]], url=url, sse=kind == "http+sse") as bench:
+                async with open_http_link(web.connect, [stage_of[kind]], url=url, sse=kind == "http+sse") as bench:
                     if kind == "sessions":
                         bench.nursery.start_soon(bench.link.run_event_stream)
                     await bench.caller.request(

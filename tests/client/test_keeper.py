@@ -10,9 +10,9 @@ import pytest
 import trio
 from trio.testing import MockClock, wait_all_tasks_blocked
 
-from tests.client.everywhere import nothing_left, reachable
-from tests.client.house import build
-from tests.client.http_script import URL, Asked, Out, Script, script
+from tests.client.http_script import URL, ReceivedRequest, ResponseWriter, ScriptedServer, scripted_server
+from tests.client.matrix import no_tasks_left, tcp_connects_to
+from tests.client.sample_server import sample_server
 from tests.http.scripted_server import A, D, E
 from tests.http.served import MemoryListener
 from tests.requirements import req
@@ -48,7 +48,7 @@ class Forgetful:
         self.keeps = True  # the sessions that it makes
         self.takes_level = True
         self.up = True
-        self.streams: list[Out] = []
+        self.streams: list[ResponseWriter] = []
         self.let = trio.Event()
         self.let.set()
 
@@ -59,65 +59,65 @@ class Forgetful:
     def methods(self) -> list[str]:
         return [what for _, what in self.asked]
 
-    async def play(self, asked: Asked, out: Out) -> None:
-        session = asked.headers.get("Mcp-Session-Id", "")
-        self.asked.append((session, asked.what))
-        if asked.what == "initialize":
-            await self._open(asked, out)
-        elif asked.what == "server/discover":
-            await out.json(asked.error(-32601), 404)
+    async def handle(self, received: ReceivedRequest, out: ResponseWriter) -> None:
+        session = received.headers.get("Mcp-Session-Id", "")
+        self.asked.append((session, received.operation))
+        if received.operation == "initialize":
+            await self._open(received, out)
+        elif received.operation == "server/discover":
+            await out.json(received.error(-32601), 404)
         elif session not in self.sessions:
             self.refused += 1
             await out.json({"jsonrpc": "2.0", "id": None, "error": {"code": -32001, "message": "gone"}}, 404)
-        elif asked.what == "GET":
+        elif received.operation == "GET":
             self.streams.append(out)
             await out.begin()
-            await out.hold()
-        elif asked.what == "DELETE":
+            await out.wait_for_close()
+        elif received.operation == "DELETE":
             self.sessions.discard(session)
             await out.reply(204)
         else:
-            await self._answer(asked, out)
+            await self._answer(received, out)
 
-    async def _open(self, asked: Asked, out: Out) -> None:
+    async def _open(self, received: ReceivedRequest, out: ResponseWriter) -> None:
         await self.let.wait()
         self.made += 1
         self.made_at.append(trio.current_time())
         name = f"session-{self.made}"
         if self.keeps or self.made == 1:
             self.sessions.add(name)
-        version = asked.message["params"]["protocolVersion"]
+        version = received.message["params"]["protocolVersion"]
         result = {
             "protocolVersion": version,
             "capabilities": self.capabilities,
             "serverInfo": {"name": "f", "version": "1"},
         }
-        await out.json(asked.answer(result), headers={"Mcp-Session-Id": name})
+        await out.json(received.answer(result), headers={"Mcp-Session-Id": name})
 
-    async def _answer(self, asked: Asked, out: Out) -> None:
-        if asked.what.startswith("notifications/"):
+    async def _answer(self, received: ReceivedRequest, out: ResponseWriter) -> None:
+        if received.operation.startswith("notifications/"):
             await out.reply(202)
-        elif asked.what == "logging/setLevel" and not self.takes_level:
-            await out.json(asked.error(-32603))
-        elif asked.what == "tools/list":
+        elif received.operation == "logging/setLevel" and not self.takes_level:
+            await out.json(received.error(-32603))
+        elif received.operation == "tools/list":
             tool = {"name": "t", "inputSchema": {"type": "object"}, "outputSchema": self.output}
-            await out.json(asked.answer({"tools": [tool]}))
-        elif asked.what == "tools/call" and asked.message["params"]["name"] == "stream":
+            await out.json(received.answer({"tools": [tool]}))
+        elif received.operation == "tools/call" and received.message["params"]["name"] == "stream":
             await out.begin()
-            await out.hold()
-        elif asked.what == "tools/call":
-            await out.json(asked.answer({**RESULT, "structuredContent": self.structured}))
+            await out.wait_for_close()
+        elif received.operation == "tools/call":
+            await out.json(received.answer({**RESULT, "structuredContent": self.structured}))
         else:
-            await out.json(asked.answer({}))
+            await out.json(received.answer({}))
 
 
 @contextlib.asynccontextmanager
-async def forgetful(**options: Any) -> AsyncIterator[tuple[Client, Forgetful, Script]]:
+async def forgetful(**options: Any) -> AsyncIterator[tuple[Client, Forgetful, ScriptedServer]]:
     server = Forgetful()
     for name in [each for each in options if hasattr(server, each)]:
         setattr(server, name, options.pop(name))
-    async with nothing_left(), script(server.play) as played:
-        with reachable(played.connect):
+    async with no_tasks_left(), scripted_server(server.handle) as played:
+        with tcp_connects_to(played.connect):
             async with open_client(URL, **{"revision": D, **options}) as client:
                 await wait_all_tasks_blocked()
                 yield client, server, played
@@ -148,7 +148,7 @@ async def test_a_session_that_was_lost_without_a_call_is_opened_anew_when_that_i
 ) -> None:
     async with forgetful() as (client, server, _):
         server.forget()
-        server.streams[0].cut()
+        server.streams[0].close()
         await trio.sleep(5)
         assert server.made == 2
         assert await client.call_tool("t")
@@ -216,7 +216,7 @@ async def test_what_was_learnt_of_tools_is_forgotten_when_a_change_may_have_been
     async with forgetful() as (client, server, _):
         assert [tool.name for tool in await client.list_tools()] == ["t"]
         server.structured = {"new": 1}
-        server.streams[0].cut()
+        server.streams[0].close()
         await trio.sleep(5)
         assert len(server.streams) == 2
         assert server.made == 1
@@ -228,8 +228,8 @@ async def test_who_calls_hears_at_once_that_there_is_no_new_session_and_may_call
 ) -> None:
     async with forgetful() as (client, server, played):
         server.forget()
-        played.refuses = True
-        for link in played.links:
+        played.refuses_connections = True
+        for link in played.connections:
             link.close()
         await trio.sleep(100)
         for _ in range(3):
@@ -237,7 +237,7 @@ async def test_who_calls_hears_at_once_that_there_is_no_new_session_and_may_call
             error = await refused(lambda: client.call_tool("t"))
             assert isinstance(error, ConnectionFailed | SessionClosed)
             assert trio.current_time() == start
-        played.refuses = False
+        played.refuses_connections = False
         assert await client.call_tool("t")
         assert server.made == 2
 
@@ -249,11 +249,11 @@ async def test_who_listens_hears_again_when_the_server_has_come_back(autojump_cl
             server.let = trio.Event()
             with trio.move_on_after(0):
                 await client.call_tool("t")
-            played.refuses = True
-            for link in played.links:
+            played.refuses_connections = True
+            for link in played.connections:
                 link.close()
             await trio.sleep(5)
-            played.refuses = False
+            played.refuses_connections = False
             server.let.set()
             with trio.fail_after(60):
                 assert await anext(changes) == TOOLS_CHANGED
@@ -267,14 +267,14 @@ async def test_who_listens_hears_in_the_end_that_the_server_does_not_come_back(a
         assert await anext(changes) == TOOLS_CHANGED
         await trio.sleep(40)  # a session has held, and its connections are still open
         server.forget()
-        played.refuses = True
+        played.refuses_connections = True
         start = trio.current_time()
         assert isinstance(await refused(client.ping), SessionClosed)
         with pytest.raises(SessionClosed) as closed:
             await anext(changes)
         assert isinstance(closed.value.__cause__, ConnectionFailed)
         assert trio.current_time() - start <= sum(PAUSES) + 30
-        played.refuses = False
+        played.refuses_connections = False
         assert await client.call_tool("t")  # and still the client is good
 
 
@@ -309,7 +309,7 @@ async def test_sessions_that_have_held_may_be_lost_any_number_of_times(autojump_
         for number in range(2, 10):
             await trio.sleep(60)
             server.forget()
-            server.streams[-1].cut()
+            server.streams[-1].close()
             assert await anext(changes) == TOOLS_CHANGED
             assert server.made == number
 
@@ -319,20 +319,20 @@ async def test_calls_do_not_wait_for_ever_for_a_server_to_take_the_end_of_the_ha
 ) -> None:
     server = Forgetful()
 
-    async def play(asked: Asked, out: Out) -> None:
-        if asked.what == "notifications/initialized":
-            await out.hold()
-        await server.play(asked, out)
+    async def handle(received: ReceivedRequest, out: ResponseWriter) -> None:
+        if received.operation == "notifications/initialized":
+            await out.wait_for_close()
+        await server.handle(received, out)
 
-    async with nothing_left(), script(play) as played:
-        with reachable(played.connect):
+    async with no_tasks_left(), scripted_server(handle) as played:
+        with tcp_connects_to(played.connect):
             async with open_client(URL, revision=D) as client:
                 start = trio.current_time()
                 assert await client.call_tool("t")
                 assert trio.current_time() == start + 30
                 (mistake,) = client.deviations
                 assert "notifications/initialized" in mistake
-                assert played.heard.count("notifications/initialized") == 4
+                assert played.operations.count("notifications/initialized") == 4
 
 
 async def test_closing_ends_a_renewal_and_all_who_wait_for_it(autojump_clock: MockClock) -> None:
@@ -370,26 +370,26 @@ async def test_a_server_that_refuses_the_level_that_it_declared_is_told_of(autoj
 async def test_whatever_a_server_makes_of_the_level_it_is_of_use(how: str, autojump_clock: MockClock) -> None:
     server = Forgetful()
 
-    async def play(asked: Asked, out: Out) -> None:
-        if asked.what != "logging/setLevel":
-            await server.play(asked, out)
+    async def handle(received: ReceivedRequest, out: ResponseWriter) -> None:
+        if received.operation != "logging/setLevel":
+            await server.handle(received, out)
         elif how == "silent":
-            await out.hold()
+            await out.wait_for_close()
         elif how == "refused":
-            await out.json(asked.error(-32601), 404)
+            await out.json(received.error(-32601), 404)
         else:
             await out.reply(int(how))
 
     start = trio.current_time()
-    async with nothing_left(), script(play) as played:
-        with reachable(played.connect):
+    async with no_tasks_left(), scripted_server(handle) as played:
+        with tcp_connects_to(played.connect):
             async with open_client(URL, revision=D, log_level="info") as client:
                 await wait_all_tasks_blocked()
                 server.forget()
                 assert await client.call_tool("t")
                 await wait_all_tasks_blocked()
                 assert trio.current_time() - start == (3 if how == "silent" else 0)
-                assert played.heard.count("logging/setLevel") == 2
+                assert played.operations.count("logging/setLevel") == 2
                 about = [each for each in client.deviations if "but refused the log level" in each]
                 assert len(about) == (0 if how == "silent" else 2)
             assert client.deviations == tuple(about)
@@ -399,33 +399,33 @@ class Streaming:
     """A server of HTTP+SSE, whose sessions are as long as their streams."""
 
     def __init__(self) -> None:
-        self.streams: list[Out] = []
+        self.streams: list[ResponseWriter] = []
         self.heard: list[str] = []
 
-    async def play(self, asked: Asked, out: Out) -> None:
-        if asked.method == "GET":
+    async def handle(self, received: ReceivedRequest, out: ResponseWriter) -> None:
+        if received.method == "GET":
             self.streams.append(out)
             await out.begin()
             await out.chunk(b"event: endpoint\ndata: /post\n\n")
-            await out.hold()
-        elif asked.target != "/post":
+            await out.wait_for_close()
+        elif received.target != "/post":
             await out.reply(405)
         else:
-            self.heard.append(asked.what)
+            self.heard.append(received.operation)
             await out.reply(202)
-            if asked.what == "initialize":
+            if received.operation == "initialize":
                 capabilities = {"tools": {"listChanged": True}}
                 server = {"name": "s", "version": "1"}
                 result = {"protocolVersion": A, "capabilities": capabilities, "serverInfo": server}
-                await self.streams[-1].event(asked.answer(result))
-            elif asked.what == "tools/call" and asked.message["params"]["name"] == "t":
-                await self.streams[-1].event(asked.answer(RESULT))
+                await self.streams[-1].event(received.answer(result))
+            elif received.operation == "tools/call" and received.message["params"]["name"] == "t":
+                await self.streams[-1].event(received.answer(RESULT))
 
 
 async def test_a_session_that_has_ended_with_its_event_stream_is_opened_anew(autojump_clock: MockClock) -> None:
     server = Streaming()
-    async with nothing_left(), script(server.play) as played:
-        with reachable(played.connect):
+    async with no_tasks_left(), scripted_server(server.handle) as played:
+        with tcp_connects_to(played.connect):
             async with open_client(URL, revision=A) as client, client.listen(tools=True) as changes:
                 await client.call_tool("t")
                 async with trio.open_nursery() as nursery:
@@ -449,19 +449,19 @@ async def test_a_stream_that_is_cut_again_and_again_is_heard_again_and_each_gap_
 ) -> None:
     server = Forgetful()
 
-    async def play(asked: Asked, out: Out) -> None:
-        if asked.what != "GET":
-            await server.play(asked, out)
+    async def handle(received: ReceivedRequest, out: ResponseWriter) -> None:
+        if received.operation != "GET":
+            await server.handle(received, out)
             return
         await out.begin()
         for _ in range(4):
             await trio.sleep(15)
             await out.chunk(b": ping\n\n")
-        out.cut()
+        out.close()
 
     told: list[float] = []
-    async with nothing_left(), script(play) as played:
-        with reachable(played.connect):
+    async with no_tasks_left(), scripted_server(handle) as played:
+        with tcp_connects_to(played.connect):
             async with open_client(URL, revision=D) as client, client.listen(tools=True) as changes:
                 start = trio.current_time()
                 with trio.move_on_after(3600):
@@ -477,14 +477,14 @@ async def test_who_listens_to_a_server_that_has_no_stream_for_that_is_told(
 ) -> None:
     server = Forgetful()
 
-    async def play(asked: Asked, out: Out) -> None:
-        if asked.what == "GET":
+    async def handle(received: ReceivedRequest, out: ResponseWriter) -> None:
+        if received.operation == "GET":
             await out.reply(status)
         else:
-            await server.play(asked, out)
+            await server.handle(received, out)
 
-    async with nothing_left(), script(play) as played:
-        with reachable(played.connect):
+    async with no_tasks_left(), scripted_server(handle) as played:
+        with tcp_connects_to(played.connect):
             async with open_client(URL, revision=D) as client:
                 for _ in range(2):
                     with pytest.raises(SubscriptionUnsupported):
@@ -507,16 +507,16 @@ async def test_what_a_server_was_found_to_be_is_remembered_until_it_proves_wrong
             return [each.tried for each in client.negotiation.attempts]
 
     old, new = MemoryListener(), MemoryListener()
-    with reachable(old.connect):
-        async with serving(build(revisions=[D]), old, **options):
+    with tcp_connects_to(old.connect):
+        async with serving(sample_server(revisions=[D]), old, **options):
             first, second = await tried(), await tried()
             assert first[0] == f"server/discover in {E}"
             assert f"server/discover in {E}" not in second
             assert second[-1] == f"initialize with {D}"
             await trio.sleep(601)
             assert await tried() == first
-    with reachable(new.connect):
-        async with serving(build(revisions=[E]), new, path="/sse" if sse else "/mcp"):
+    with tcp_connects_to(new.connect):
+        async with serving(sample_server(revisions=[E]), new, path="/sse" if sse else "/mcp"):
             assert (await tried())[-1] == f"server/discover in {E}"
             assert len(await tried()) == 1
 
@@ -525,8 +525,8 @@ async def test_a_server_that_was_not_asked_for_the_modern_era_is_not_known_to_be
     autojump_clock: MockClock,
 ) -> None:
     listener = MemoryListener()
-    with reachable(listener.connect):
-        async with serving(build(), listener):
+    with tcp_connects_to(listener.connect):
+        async with serving(sample_server(), listener):
             async with open_client(URL, revision=D) as client:
                 assert client.revision == D
             async with open_client(URL) as client:
@@ -546,8 +546,8 @@ async def serving(server: Any, listener: MemoryListener, **options: Any) -> Asyn
 
 async def test_a_server_that_was_started_anew_is_met_again(autojump_clock: MockClock) -> None:
     listeners = [MemoryListener()]
-    with reachable(lambda: listeners[-1].connect()):
-        async with nothing_left(), open_nursery() as nursery:
+    with tcp_connects_to(lambda: listeners[-1].connect()):
+        async with no_tasks_left(), open_nursery() as nursery:
             life = await nursery.start(_serve, listeners[-1])
             async with open_client(URL, revision=D) as client, client.listen(tools=True) as changes:
                 await client.call_tool("greet", {"name": "you"})
@@ -563,7 +563,7 @@ async def test_a_server_that_was_started_anew_is_met_again(autojump_clock: MockC
 
 async def _serve(listener: MemoryListener, task_status: trio.TaskStatus[trio.CancelScope]) -> None:
     with trio.CancelScope() as scope:
-        async with serving(build(), listener):
+        async with serving(sample_server(), listener):
             task_status.started(scope)
             await trio.sleep_forever()
 
@@ -578,8 +578,8 @@ async def _lose_one(server: Forgetful, client: Client) -> None:
 def test_a_session_may_be_lost_and_the_client_cancelled_at_any_step() -> None:
     async def scenario(attempt: Attempt) -> None:
         server = Forgetful()
-        async with script(server.play) as played:
-            with reachable(played.connect), attempt.window():
+        async with scripted_server(server.handle) as played:
+            with tcp_connects_to(played.connect), attempt.window():
                 async with open_client(URL, revision=D, log_level="info") as client:
                     await _lose_one(server, client)
             await wait_all_tasks_blocked()
@@ -596,8 +596,8 @@ def test_a_session_may_be_lost_at_any_step() -> None:
 
     async def scenario(attempt: Attempt) -> None:
         server = Forgetful()
-        async with script(server.play) as played:
-            with reachable(played.connect):
+        async with scripted_server(server.handle) as played:
+            with tcp_connects_to(played.connect):
                 async with open_client(URL, revision=D) as client, client.listen(resources=ONE.item) as changes:
                     with attempt.window(server.forget):
                         try:
@@ -618,11 +618,11 @@ def test_a_session_may_be_lost_at_any_step() -> None:
 async def test_nobody_waits_for_ever_for_a_session_to_open(
     autojump_clock: MockClock, caplog: pytest.LogCaptureFixture
 ) -> None:
-    async def play(asked: Asked, out: Out) -> None:
-        await out.hold()
+    async def handle(received: ReceivedRequest, out: ResponseWriter) -> None:
+        await out.wait_for_close()
 
-    async with nothing_left(), script(play) as played:
-        with reachable(played.connect):
+    async with no_tasks_left(), scripted_server(handle) as played:
+        with tcp_connects_to(played.connect):
             start = trio.current_time()
             with pytest.raises(HandshakeError, match="in time, which was 300 seconds; use a cancel scope"):
                 async with open_client(URL):

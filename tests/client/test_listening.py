@@ -10,7 +10,7 @@ import pytest
 import trio
 from trio.testing import MockClock, wait_all_tasks_blocked
 
-from tests.client.linked import Link, Peer, Recorder, connect, linked, scripted, serving
+from tests.client.memory_links import Link, Peer, Recorder, open_link, open_scripted_link, start_link, stream_to
 from tests.requirements import req
 from tests.server.checkpoints import Attempt, any_task, cancel_at_each_step, pipe_pair, wait_or_fail
 from tests.server.raw_client import CANCELLED, LATEST, every_revision, legacy, modern
@@ -62,7 +62,7 @@ class Ear(Recorder):
 async def served(revision: str, **options: Any) -> AsyncIterator[tuple[SubscriptionManager, Server, Ear]]:
     """A client that listens to a server of ours with everything in it."""
     ear, server = Ear(), everything()
-    async with linked(server, revision, talk=ear, **options) as link:
+    async with open_link(server, revision, recorder=ear, **options) as link:
         ear.listening.attach(link.caller)
         yield ear.listening, server, ear
 
@@ -80,7 +80,7 @@ async def played(
 ) -> AsyncIterator[tuple[SubscriptionManager, Link, Peer]]:
     """A client that listens to a server that the test plays."""
     ear = Ear(limits)
-    async with scripted(revision, capabilities, talk=ear) as (link, peer):
+    async with open_scripted_link(revision, capabilities, recorder=ear) as (link, peer):
         ear.listening.attach(link.caller)
         yield ear.listening, link, peer
 
@@ -143,7 +143,7 @@ async def blocks(listening: SubscriptionManager, *asked: tuple[ChangeEvent, ...]
 
 async def acknowledge(peer: Peer, request: Object, filter: Object | None = None) -> None:
     agreed = request["params"]["notifications"] if filter is None else filter
-    await peer.tell(ACKNOWLEDGED, {"notifications": agreed}, subscription=request)
+    await peer.notify(ACKNOWLEDGED, {"notifications": agreed}, subscription=request)
     await wait_all_tasks_blocked()
 
 
@@ -230,7 +230,7 @@ async def test_the_bodys_own_exception_leaves_unchanged(revision: str, autojump_
 @modern
 async def test_a_server_that_drains_ends_the_iterator(revision: str, autojump_clock: MockClock) -> None:
     ear, server = Ear(), everything()
-    async with server.running(), linked(server, revision, talk=ear) as link:
+    async with server.running(), open_link(server, revision, recorder=ear) as link:
         ear.listening.attach(link.caller)
         async with ear.listening.listen(tools=True) as changes:
             server.notify_list_changed("tools")
@@ -245,7 +245,7 @@ async def test_a_server_that_drains_ends_the_iterator(revision: str, autojump_cl
 def test_cancelled_anywhere_a_block_leaves_no_subscription_behind(revision: str, watch: Any) -> None:
     async def scenario(attempt: Attempt) -> None:
         ear, server = Ear(), everything()
-        async with linked(server, revision, talk=ear, streams=attempt.streams(lambda: pipe_pair(64))) as link:
+        async with open_link(server, revision, recorder=ear, streams=attempt.streams(lambda: pipe_pair(64))) as link:
             ear.listening.attach(link.caller)
             with attempt.window():
                 async with ear.listening.listen(tools=True, resources="r://one") as changes:
@@ -352,7 +352,7 @@ async def test_a_refusal_is_raised_on_entering(revision: str, autojump_clock: Mo
         assert (error.code, error.message) == (-32603, "no room")
         await acknowledge(peer, second)
         assert two.entered.is_set()
-        assert await peer.silent()
+        assert await peer.has_no_more_messages()
 
 
 @req("sub-12")
@@ -371,7 +371,7 @@ async def test_leaving_a_block_cancels_its_request(revision: str, agreed: bool, 
         await peer.answer(first)
         await tell(peer, ONE, second)
         assert (one.heard, two.heard) == ([], [ONE])
-        assert await peer.silent()
+        assert await peer.has_no_more_messages()
         assert link.caller.session.waiting == 1
 
 
@@ -403,13 +403,13 @@ async def test_an_end_in_good_order_ends_the_iterator(
         request = await peer.take(LISTEN)
         if agreed:
             await acknowledge(peer, request)
-        await peer.tell(TOOLS_CHANGED.kind.method, subscription=request)
+        await peer.notify(TOOLS_CHANGED.kind.method, subscription=request)
         if how == "result":
             await peer.answer(request)
         else:
-            await peer.tell(CANCELLED, {"requestId": request["id"], "reason": "maintenance"})
+            await peer.notify(CANCELLED, {"requestId": request["id"], "reason": "maintenance"})
         assert await block.ended() == [TOOLS_CHANGED]
-        assert await peer.silent()
+        assert await peer.has_no_more_messages()
 
 
 @modern
@@ -463,7 +463,7 @@ async def test_a_broken_stream_is_asked_for_again_after_longer_and_longer_pauses
         assert "6 times in a row" in str(error)
         assert "the stream broke off" in str(error)
         assert isinstance(error.__cause__, SessionClosed)  # the last of them
-        assert await peer.silent()
+        assert await peer.has_no_more_messages()
         assert not link.caller.session.closed
 
 
@@ -531,7 +531,7 @@ async def test_where_nothing_can_be_heard_nobody_listens(revision: str, autojump
         with pytest.raises(SubscriptionUnsupported):
             async with listening.listen(tools=True):
                 pass
-        assert await peer.silent()
+        assert await peer.has_no_more_messages()
 
 
 @modern
@@ -579,7 +579,7 @@ async def test_a_server_without_the_request_tells_of_nothing(revision: str, auto
         assert isinstance(error, SubscriptionUnsupported)
         assert error.missing == (TOOLS_CHANGED,)
         assert isinstance(error.__cause__, RequestError)
-        assert await peer.silent()
+        assert await peer.has_no_more_messages()
 
 
 @modern
@@ -600,7 +600,7 @@ async def test_a_block_may_be_left_in_a_pause(revision: str, autojump_clock: Moc
         await wait_all_tasks_blocked()
         block.scope.cancel()
         await trio.sleep(100)
-        assert await peer.silent()
+        assert await peer.has_no_more_messages()
 
 
 # Legacy.
@@ -628,13 +628,13 @@ async def test_only_what_is_new_is_subscribed_and_the_last_block_unsubscribes(
             await tell(peer, TOOLS_CHANGED)
         assert (first.heard, second.heard, third.heard) == ([], [TWO, TOOLS_CHANGED], [TWO])
         second.scope.cancel()
-        assert await peer.silent()
+        assert await peer.has_no_more_messages()
         first.scope.cancel()
         assert (await peer.take(UNSUBSCRIBE))["params"] == {"uri": "r://one"}
         third.scope.cancel()
         last = await peer.take(UNSUBSCRIBE)
         assert last["params"] == {"uri": "r://two"}
-        assert await peer.silent()
+        assert await peer.has_no_more_messages()
         await peer.answer(last)
         await wait_all_tasks_blocked()
         assert list(listening._resources) == ["r://one"]  # whose unsubscribe has no answer
@@ -649,12 +649,12 @@ async def test_for_one_resource_one_request_is_under_way_at_a_time(revision: str
         one.scope.cancel()
         two.scope.cancel()
         assert (await peer.take(UNSUBSCRIBE))["params"] == {"uri": "r://two"}
-        assert await peer.silent()  # the other one waits for its answer
+        assert await peer.has_no_more_messages()  # the other one waits for its answer
         await peer.answer(first)
         unsubscribing = await peer.take(UNSUBSCRIBE)
         assert unsubscribing["params"] == {"uri": "r://one"}
         async with blocks(listening, (ONE,)) as [again]:
-            assert await peer.silent()
+            assert await peer.has_no_more_messages()
             await peer.refuse(unsubscribing, -32602, "not subscribed")  # does no harm
             await peer.answer(await peer.take(SUBSCRIBE))
             await wait_all_tasks_blocked()
@@ -675,7 +675,7 @@ async def test_a_block_that_comes_while_it_is_subscribed_for_another_joins_it(
             await peer.answer(request)
             await wait_all_tasks_blocked()
             assert two.entered.is_set()
-            assert await peer.silent()
+            assert await peer.has_no_more_messages()
         await peer.take(UNSUBSCRIBE)
 
 
@@ -693,7 +693,7 @@ async def test_a_resource_that_is_refused_fails_those_who_wait_for_it_alone(
         assert one.entered.is_set()
         await tell(peer, ONE)
         assert one.heard == [ONE]
-        assert await peer.silent()
+        assert await peer.has_no_more_messages()
 
 
 @legacy
@@ -704,7 +704,7 @@ async def test_a_refused_block_takes_back_what_was_granted(revision: str, autoju
         await block.failed(RequestError)
         await peer.answer(requests[1])
         assert (await peer.take(UNSUBSCRIBE))["params"] == {"uri": "r://two"}
-        assert await peer.silent()
+        assert await peer.has_no_more_messages()
 
 
 @legacy
@@ -743,7 +743,7 @@ async def test_what_the_server_has_not_declared_is_missing(
         assert block.entered.is_set()
         assert block.changes is not None
         assert block.changes.missing == missing
-        assert await peer.silent()
+        assert await peer.has_no_more_messages()
 
 
 @legacy
@@ -754,7 +754,7 @@ async def test_listening_to_nothing_that_was_declared_is_an_error_that_says_so(
         with pytest.raises(SubscriptionUnsupported, match="resourceSubscriptions, toolsListChanged"):
             async with listening.listen(tools=True, resources="r://one"):
                 pass
-        assert await peer.silent()
+        assert await peer.has_no_more_messages()
 
 
 @legacy
@@ -762,7 +762,7 @@ async def test_one_request_too_many_is_raised_on_entering_and_nothing_is_left(
     revision: str, autojump_clock: MockClock
 ) -> None:
     ear, limits = Ear(), Limits(requests=2)
-    async with scripted(revision, EVERYTHING, talk=ear, limits=limits) as (link, peer):
+    async with open_scripted_link(revision, EVERYTHING, recorder=ear, limits=limits) as (link, peer):
         ear.listening.attach(link.caller)
         with pytest.raises(UsageError, match="2 requests are waiting"):
             async with ear.listening.listen(resources=["r://one", "r://two", "r://three"]):
@@ -771,13 +771,13 @@ async def test_one_request_too_many_is_raised_on_entering_and_nothing_is_left(
             await peer.answer(await peer.take(SUBSCRIBE))
         uris = {(await peer.take(UNSUBSCRIBE))["params"]["uri"] for _ in range(2)}
         assert len(uris) == 2
-        assert await peer.silent()
+        assert await peer.has_no_more_messages()
 
 
 @modern
 async def test_one_listen_too_many_is_raised_on_entering(revision: str, autojump_clock: MockClock) -> None:
     ear = Ear()
-    async with scripted(revision, EVERYTHING, talk=ear, limits=Limits(requests=1)) as (link, peer):
+    async with open_scripted_link(revision, EVERYTHING, recorder=ear, limits=Limits(requests=1)) as (link, peer):
         ear.listening.attach(link.caller)
         async with blocks(ear.listening, (ONE,)) as [block]:
             await agree(peer, revision)
@@ -835,8 +835,8 @@ async def _collect_after_gap(
     listening: SubscriptionManager, ear: Ear, server: Server, revision: str, nursery: trio.Nursery
 ) -> None:
     async with contextlib.AsyncExitStack() as stack:
-        async with serving(server) as stream:
-            link = await connect(nursery, stream, ear, revision)
+        async with stream_to(server) as stream:
+            link = await start_link(nursery, stream, ear, revision)
             listening.attach(link.caller)
             changes = await stack.enter_async_context(listening.listen(tools=True, resources=["r://one"]))
             others = await stack.enter_async_context(listening.listen(resources=["r://one", "r://two"]))
@@ -844,8 +844,8 @@ async def _collect_after_gap(
             assert await taken(others, 1) == [TWO]
         await wait_or_fail(link.ended.wait, "the link to end")
         assert heard(changes) == heard(others) == []
-        async with serving(server) as stream:
-            link = await connect(nursery, stream, ear, revision)
+        async with stream_to(server) as stream:
+            link = await start_link(nursery, stream, ear, revision)
             listening.attach(link.caller)
             assert await taken(changes, 2) == [TOOLS_CHANGED, ONE]
             assert await taken(others, 2) == [ONE, TWO]
@@ -860,14 +860,14 @@ async def _collect_after_gap(
 async def test_breaks_do_not_count_in_the_next_session(revision: str, breaks: int, autojump_clock: MockClock) -> None:
     ear = Ear()
     async with blocks(ear.listening, (TOOLS_CHANGED,)) as [block]:
-        async with scripted(revision, EVERYTHING, talk=ear) as (link, peer):
+        async with open_scripted_link(revision, EVERYTHING, recorder=ear) as (link, peer):
             ear.listening.attach(link.caller)
             for _ in range(breaks):
                 link.caller.fail((await agree(peer, revision))[0]["id"], gone())
             if breaks == 5:
                 await peer.take(LISTEN)  # the next break would be the last
         await trio.sleep(1000)  # nothing is asked where there is no session
-        async with scripted(revision, EVERYTHING, talk=ear) as (link, peer):
+        async with open_scripted_link(revision, EVERYTHING, recorder=ear) as (link, peer):
             ear.listening.attach(link.caller)
             link.caller.fail((await agree(peer, revision))[0]["id"], gone())
             broken = trio.current_time()
@@ -888,13 +888,13 @@ async def test_a_block_that_has_ended_has_no_part_in_the_next_session(revision: 
 
     async with trio.open_nursery() as nursery:
         nursery.start_soon(linger)
-        async with scripted(revision, EVERYTHING, talk=ear) as (link, peer):
+        async with open_scripted_link(revision, EVERYTHING, recorder=ear) as (link, peer):
             ear.listening.attach(link.caller)
             await peer.answer((await agree(peer, revision))[0])
             await ended.wait()
         async with (
             blocks(ear.listening, (TOOLS_CHANGED,)) as [block],
-            scripted(revision, EVERYTHING, talk=ear) as (link, peer),
+            open_scripted_link(revision, EVERYTHING, recorder=ear) as (link, peer),
         ):
             ear.listening.attach(link.caller)
             request = (await agree(peer, revision))[0]  # with the id that the other one had
@@ -902,7 +902,7 @@ async def test_a_block_that_has_ended_has_no_part_in_the_next_session(revision: 
             await wait_all_tasks_blocked()
             await tell(peer, TOOLS_CHANGED, request)
             assert block.heard == [TOOLS_CHANGED]
-            assert await peer.silent()
+            assert await peer.has_no_more_messages()
 
 
 async def test_a_block_that_was_refused_after_a_gap_is_not_asked_for_any_more(autojump_clock: MockClock) -> None:
@@ -917,29 +917,29 @@ async def test_a_block_that_was_refused_after_a_gap_is_not_asked_for_any_more(au
 
     async with trio.open_nursery() as nursery:
         nursery.start_soon(linger)
-        async with scripted(OLD, EVERYTHING, talk=ear) as (link, peer):
+        async with open_scripted_link(OLD, EVERYTHING, recorder=ear) as (link, peer):
             ear.listening.attach(link.caller)
             await agree(peer, OLD, ("r://one", "r://two"))
-        async with scripted(OLD, EVERYTHING, talk=ear) as (link, peer):
+        async with open_scripted_link(OLD, EVERYTHING, recorder=ear) as (link, peer):
             ear.listening.attach(link.caller)
             one, two = await peer.take(SUBSCRIBE), await peer.take(SUBSCRIBE)
             await peer.refuse(one, -32002)
             await wait_or_fail(refused.wait, "the refusal")
             link.caller.fail(two["id"], gone())
             assert (await peer.take(UNSUBSCRIBE))["params"] == {"uri": "r://two"}  # it may have been carried out
-        async with scripted(OLD, EVERYTHING, talk=ear) as (link, peer):
+        async with open_scripted_link(OLD, EVERYTHING, recorder=ear) as (link, peer):
             ear.listening.attach(link.caller)
-            assert await peer.silent()
+            assert await peer.has_no_more_messages()
         nursery.cancel_scope.cancel()
 
 
 async def test_what_was_under_way_in_one_session_has_no_part_in_the_next(autojump_clock: MockClock) -> None:
     ear = Ear()
     async with blocks(ear.listening, (ONE,)) as [block]:
-        async with scripted(OLD, EVERYTHING, talk=ear) as (link, peer):
+        async with open_scripted_link(OLD, EVERYTHING, recorder=ear) as (link, peer):
             ear.listening.attach(link.caller)
             before = await peer.take(SUBSCRIBE)
-        async with scripted(LATEST, EVERYTHING, talk=ear) as (link, peer):
+        async with open_scripted_link(LATEST, EVERYTHING, recorder=ear) as (link, peer):
             ear.listening.attach(link.caller)
             [request] = await agree(peer, LATEST)
             assert request["id"] == before["id"]
@@ -953,7 +953,7 @@ async def test_without_a_session_a_block_waits_for_one(revision: str, autojump_c
     async with blocks(ear.listening, (TOOLS_CHANGED,)) as [block]:
         await trio.sleep(1000)
         assert not block.entered.is_set()
-        async with scripted(revision, EVERYTHING, talk=ear) as (link, peer):
+        async with open_scripted_link(revision, EVERYTHING, recorder=ear) as (link, peer):
             ear.listening.attach(link.caller)
             await agree(peer, revision)
             assert block.entered.is_set()
@@ -967,11 +967,11 @@ async def test_a_session_that_is_lost_while_a_block_is_entered_is_made_good_by_t
     ear = Ear()
     asks = LISTEN if revision == LATEST else SUBSCRIBE
     async with blocks(ear.listening, (TOOLS_CHANGED, ONE)) as [block]:
-        async with scripted(revision, EVERYTHING, talk=ear) as (link, peer):
+        async with open_scripted_link(revision, EVERYTHING, recorder=ear) as (link, peer):
             ear.listening.attach(link.caller)
             await peer.take(asks)
         assert not block.entered.is_set()
-        async with scripted(revision, EVERYTHING, talk=ear) as (link, peer):
+        async with open_scripted_link(revision, EVERYTHING, recorder=ear) as (link, peer):
             ear.listening.attach(link.caller)
             await agree(peer, revision, ("r://one",))
             assert block.entered.is_set()
@@ -982,7 +982,7 @@ async def test_the_next_session_may_be_of_another_era(autojump_clock: MockClock)
     ear = Ear()
     async with blocks(ear.listening, (TOOLS_CHANGED, ONE)) as [block]:
         for gaps, revision in enumerate([LATEST, OLD, LATEST]):
-            async with scripted(revision, EVERYTHING, talk=ear) as (link, peer):
+            async with open_scripted_link(revision, EVERYTHING, recorder=ear) as (link, peer):
                 ear.listening.attach(link.caller)
                 await agree(peer, revision, ("r://one",))
                 assert block.heard == [TOOLS_CHANGED, ONE] * gaps
@@ -991,16 +991,16 @@ async def test_the_next_session_may_be_of_another_era(autojump_clock: MockClock)
 async def test_what_the_next_server_does_not_declare_is_missing_or_an_error(autojump_clock: MockClock) -> None:
     ear = Ear()
     async with blocks(ear.listening, (TOOLS_CHANGED, ONE)) as [block]:
-        async with scripted(OLD, EVERYTHING, talk=ear) as (link, peer):
+        async with open_scripted_link(OLD, EVERYTHING, recorder=ear) as (link, peer):
             ear.listening.attach(link.caller)
             await agree(peer, OLD, ("r://one",))
-        async with scripted(OLD, LISTS, talk=ear) as (link, peer):
+        async with open_scripted_link(OLD, LISTS, recorder=ear) as (link, peer):
             ear.listening.attach(link.caller)
             await wait_all_tasks_blocked()
             assert block.changes is not None
             assert block.changes.missing == (ONE,)
             assert block.heard == [TOOLS_CHANGED]
-        async with scripted(OLD, {}, talk=ear) as (link, peer):
+        async with open_scripted_link(OLD, {}, recorder=ear) as (link, peer):
             ear.listening.attach(link.caller)
             await block.failed(SubscriptionUnsupported)
 
@@ -1011,7 +1011,7 @@ async def test_when_no_other_session_is_to_be_expected_nobody_waits_for_one(
 ) -> None:
     ear = Ear()
     async with blocks(ear.listening, (TOOLS_CHANGED,)) as [waiting]:
-        async with scripted(revision, EVERYTHING, talk=ear) as (link, peer):
+        async with open_scripted_link(revision, EVERYTHING, recorder=ear) as (link, peer):
             ear.listening.attach(link.caller)
             await agree(peer, revision)
         assert waiting.changes is not None
@@ -1021,7 +1021,7 @@ async def test_when_no_other_session_is_to_be_expected_nobody_waits_for_one(
         with pytest.raises(SessionClosed, match="not there any more"):
             async with ear.listening.listen(tools=True):
                 pass
-        async with scripted(revision, EVERYTHING, talk=ear) as (link, peer):  # and now it is again
+        async with open_scripted_link(revision, EVERYTHING, recorder=ear) as (link, peer):  # and now it is again
             ear.listening.attach(link.caller)
             async with blocks(ear.listening, (TOOLS_CHANGED,)) as [another]:
                 await agree(peer, revision)
@@ -1036,7 +1036,7 @@ async def test_when_the_client_is_closed_every_block_ends(
     async with played(revision) as (listening, _, peer), blocks(listening, (TOOLS_CHANGED, ONE)) as [block]:
         if entered:
             request = (await agree(peer, revision, ("r://one",)))[0]
-            await peer.tell(TOOLS_CHANGED.kind.method, subscription=request if revision == LATEST else None)
+            await peer.notify(TOOLS_CHANGED.kind.method, subscription=request if revision == LATEST else None)
             await wait_all_tasks_blocked()
         listening.closed()
         if entered:
@@ -1057,7 +1057,7 @@ async def test_what_closes_the_client_is_raised_after_what_was_heard(
     async with played(revision) as (listening, _, peer), blocks(listening, (TOOLS_CHANGED, ONE)) as [block]:
         if entered:
             request = (await agree(peer, revision, ("r://one",)))[0]
-            await peer.tell(TOOLS_CHANGED.kind.method, subscription=request if revision == LATEST else None)
+            await peer.notify(TOOLS_CHANGED.kind.method, subscription=request if revision == LATEST else None)
             await wait_all_tasks_blocked()
         listening.closed(SessionClosed("the server has exited"))
         listening.closed()  # it is closed already
@@ -1098,10 +1098,10 @@ async def test_a_cancelled_wait_loses_no_change(autojump_clock: MockClock) -> No
 
 
 async def test_notices_of_other_things_are_for_others(autojump_clock: MockClock) -> None:
-    async with scripted(OLD, {**EVERYTHING, "logging": {}}) as (link, peer):
+    async with open_scripted_link(OLD, {**EVERYTHING, "logging": {}}) as (link, peer):
         listening = SubscriptionManager(Limits())
         listening.attach(link.caller)
-        await peer.tell("notifications/message", {"level": "info", "data": "hello"})
+        await peer.notify("notifications/message", {"level": "info", "data": "hello"})
         await wait_all_tasks_blocked()
-        [notice] = link.talk.notices
+        [notice] = link.recorder.notices
         assert not listening.receive(notice)

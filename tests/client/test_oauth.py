@@ -13,9 +13,10 @@ import pytest
 import trio
 from trio.testing import MockClock, wait_all_tasks_blocked
 
-from tests.client.house import build
-from tests.client.http_script import Asked, Out, legacy, modern
-from tests.client.oauth_town import ISSUER, RESOURCE, quiet, town
+from tests.client.http_script import ReceivedRequest, ResponseWriter, legacy, modern
+from tests.client.matrix import no_tasks_left
+from tests.client.oauth_network import ISSUER, RESOURCE, oauth_network
+from tests.client.sample_server import sample_server
 from tests.core.auth_server import CALLBACK, AuthServer, Deployment, Driver, McpServer, key, unsigned
 from tests.http.scripted_server import A, B, C, D, E
 from tests.requirements import req
@@ -55,66 +56,74 @@ async def add(client: Client, number: int = 1) -> None:
 @req("auth-01", "auth-16", "auth-17", "auth-29", "auth-48")
 @everywhere
 async def test_a_token_is_got_once_and_used_for_all(transport: str, revision: str, autojump_clock: MockClock) -> None:
-    async with quiet(), town(transport) as at:
-        async with at.client(revision=revision) as client:
+    async with no_tasks_left(), oauth_network(transport) as network:
+        async with network.client(revision=revision) as client:
             assert client.revision == revision
             for number in range(3):
                 await add(client, number)
-        assert at.kinds() == WHOLE
-        assert len(at.pages) == 1
+        assert network.exchange_kinds() == WHOLE
+        assert len(network.pages) == 1
 
 
 @everywhere
 async def test_a_server_that_wants_no_token_is_sent_none(
     transport: str, revision: str, autojump_clock: MockClock
 ) -> None:
-    async with quiet(), town(transport, protected=False) as at, at.client(revision=revision) as client:
+    async with (
+        no_tasks_left(),
+        oauth_network(transport, protected=False) as network,
+        network.client(revision=revision) as client,
+    ):
         await add(client)
-        assert at.kinds() == at.pages == []
+        assert network.exchange_kinds() == network.pages == []
 
 
 @by_http
 async def test_a_token_that_has_come_to_its_end_is_renewed_before_it_is_used(
     transport: str, revision: str, autojump_clock: MockClock
 ) -> None:
-    async with quiet(), town(transport) as at, at.client(revision=revision) as client:
+    async with no_tasks_left(), oauth_network(transport) as network, network.client(revision=revision) as client:
         await add(client)
-        at.expire()
-        at.now += 3600
-        seen = len(at.refused)
+        network.revoke_tokens()
+        network.now += 3600
+        seen = len(network.refused)
         await add(client)
-        assert at.kinds() == [*WHOLE, "token"]
-        assert len(at.refused) == seen  # the server did not have to say so
-        assert len(at.pages) == 1
+        assert network.exchange_kinds() == [*WHOLE, "token"]
+        assert len(network.refused) == seen  # the server did not have to say so
+        assert len(network.pages) == 1
 
 
 @by_http
 async def test_a_token_that_is_refused_in_the_middle_of_a_session_is_replaced(
     transport: str, revision: str, autojump_clock: MockClock
 ) -> None:
-    async with quiet(), town(transport) as at, at.client(revision=revision) as client:
+    async with no_tasks_left(), oauth_network(transport) as network, network.client(revision=revision) as client:
         for number in range(3):
-            at.expire()
+            network.revoke_tokens()
             await add(client, number)
-        assert len(at.pages) == 1  # and the user is not asked for what can be renewed
-        at.expire()
-        at.authority.refresh_tokens.clear()
+        assert len(network.pages) == 1  # and the user is not asked for what can be renewed
+        network.revoke_tokens()
+        network.authority.refresh_tokens.clear()
         await add(client)
-        assert len(at.pages) == 2
+        assert len(network.pages) == 2
 
 
 @by_http
 async def test_calls_are_not_serialised_and_wait_for_one_flow(
     transport: str, revision: str, autojump_clock: MockClock
 ) -> None:
-    server = build()
+    server = sample_server()
 
     @server.tool
     async def slow() -> str:
         await trio.sleep(10)
         return "done"
 
-    async with quiet(), town(transport, server) as at, at.client(revision=revision) as client:
+    async with (
+        no_tasks_left(),
+        oauth_network(transport, server) as network,
+        network.client(revision=revision) as client,
+    ):
 
         async def ten() -> float:
             start = trio.current_time()
@@ -124,17 +133,17 @@ async def test_calls_are_not_serialised_and_wait_for_one_flow(
             return trio.current_time() - start
 
         assert await ten() == 10
-        at.expire()
-        at.before = at.taking(3)
+        network.revoke_tokens()
+        network.before_exchange = network.delay_tokens(3)
         # To find the metadata of the resource takes no time here, and to ask for the token 3 seconds.
         assert await ten() == 13
-        assert at.kinds() == [*WHOLE, "token"]
+        assert network.exchange_kinds() == [*WHOLE, "token"]
 
 
 async def test_who_has_a_token_does_not_wait_for_who_wants_more(autojump_clock: MockClock) -> None:
-    async with quiet(), town("http", stepping()) as at, at.client(revision=E) as client:
+    async with no_tasks_left(), oauth_network("http", stepping()) as network, network.client(revision=E) as client:
         assert await client.call_tool("look", returns=str) == "seen"
-        at.thinks = partial(trio.sleep, 60)
+        network.before_consent = partial(trio.sleep, 60)
         async with trio.open_nursery() as nursery:
             nursery.start_soon(partial(client.call_tool, "write", returns=str))
             await wait_all_tasks_blocked()
@@ -166,41 +175,45 @@ async def test_what_a_tool_needs_is_asked_for_when_it_is_called(
     transport: str, revision: str, autojump_clock: MockClock
 ) -> None:
     async with (
-        quiet(),
-        town(transport, stepping(), withholds=("never",)) as at,
-        at.client(revision=revision) as client,
+        no_tasks_left(),
+        oauth_network(transport, stepping(), withholds=("never",)) as network,
+        network.client(revision=revision) as client,
     ):
         for _ in range(2):
             assert await client.call_tool("look", returns=str) == "seen"
             assert await client.call_tool("write", returns=str) == "written"
-        asked = [set(each.get("scope", "").split()) for each in at.authority.of("authorize")]
+        asked = [set(each.get("scope", "").split()) for each in network.authority.of("authorize")]
         assert asked[-1] == {"read", "write"}
-        pages = len(at.pages)
+        pages = len(network.pages)
         with pytest.raises(AuthorizationFailed, match="never") as failed:
             await client.call_tool("overdo")
         assert failed.value.blame is Blame.USER
-        assert len(at.pages) == pages + 1
+        assert len(network.pages) == pages + 1
         assert await client.call_tool("write", returns=str) == "written"
 
 
 async def test_a_stream_that_stands_open_comes_back_with_a_new_token(autojump_clock: MockClock) -> None:
-    server = build()
-    async with quiet(), town("http", server, lifetime=100) as at, at.client(revision=D) as client:
+    server = sample_server()
+    async with (
+        no_tasks_left(),
+        oauth_network("http", server, lifetime=100) as network,
+        network.client(revision=D) as client,
+    ):
         async with client.listen(tools=True) as changes:
             for _ in range(3):
-                at.now += 3600
+                network.now += 3600
                 await trio.sleep(200)  # the server ends streams with their tokens
                 server.notify_list_changed("tools")
                 with trio.fail_after(60):
                     assert (await anext(changes)).kind is ChangeKind.TOOLS
-        assert len(at.pages) == 1
+        assert len(network.pages) == 1
 
 
 @pytest.mark.parametrize("plain_verify", [True, False])
 async def test_a_stream_comes_back_also_if_no_token_is_to_be_had_for_a_while(
     plain_verify: bool, autojump_clock: MockClock
 ) -> None:
-    server = build()
+    server = sample_server()
 
     asked = trio.Event()
 
@@ -209,14 +222,14 @@ async def test_a_stream_comes_back_also_if_no_token_is_to_be_had_for_a_while(
         raise EOFError
 
     async with (
-        quiet(),
-        town("http", server, lifetime=100, plain_verify=plain_verify) as at,
-        at.client(revision=D) as client,
+        no_tasks_left(),
+        oauth_network("http", server, lifetime=100, plain_verify=plain_verify) as network,
+        network.client(revision=D) as client,
         client.listen(tools=True) as changes,
     ):
-        at.now, at.before = at.now + 3600, cut
+        network.now, network.before_exchange = network.now + 3600, cut
         await asked.wait()
-        at.before = None
+        network.before_exchange = None
         await trio.sleep(60)
         server.notify_list_changed("tools")
         with trio.fail_after(60):
@@ -230,21 +243,24 @@ async def test_a_redirect_within_the_origin_keeps_its_token_and_others_are_not_f
 ) -> None:
     moved, tokens = f"{RESOURCE}/moved", []
 
-    async def play(asked: Asked, out: Out) -> None:
-        tokens.append((asked.target, asked.headers.get("Authorization")))
-        if asked.target == "/mcp":
+    async def handle(received: ReceivedRequest, out: ResponseWriter) -> None:
+        tokens.append((received.target, received.headers.get("Authorization")))
+        if received.target == "/mcp":
             await out.reply(307, headers={"Location": moved})
-        elif not asked.target.startswith("/moved"):
+        elif not received.target.startswith("/moved"):
             await out.json({"resource": RESOURCE, "authorization_servers": [ISSUER]})
-        elif asked.what == "GET":
+        elif received.operation == "GET":
             await out.reply(405)
         elif tokens[-1][1] is None:
             await out.reply(401, headers={"WWW-Authenticate": "Bearer"})
         else:
-            await out.json(asked.answer({"resultType": "complete", "tools": []}))
+            await out.json(received.answer({"resultType": "complete", "tools": []}))
 
-    async with quiet(), town(front=lambda _: modern(play) if revision == E else legacy(play)) as at:
-        async with at.client(revision=revision) as client:
+    async with (
+        no_tasks_left(),
+        oauth_network(front=lambda _: modern(handle) if revision == E else legacy(handle)) as network,
+    ):
+        async with network.client(revision=revision) as client:
             await client.list_tools_page()
             assert tokens[-1][0] == "/moved"
             asked = len(tokens)
@@ -252,7 +268,7 @@ async def test_a_redirect_within_the_origin_keeps_its_token_and_others_are_not_f
             with pytest.raises(RemoteProtocolError, match="redirects to another origin"):
                 await client.list_tools_page()
             assert [target for target, _ in tokens[asked:]] == ["/mcp"]
-        assert at.ports == {3000, 4000}
+        assert network.ports == {3000, 4000}
 
 
 # What outlives the client.
@@ -286,50 +302,50 @@ async def test_years_later_a_new_process_asks_nobody_but_for_a_token(
     transport: str, revision: str, autojump_clock: MockClock
 ) -> None:
     store = Store()
-    async with quiet(), town(transport) as at:
-        async with at.client(at.auth(store=store), revision=revision) as client:
+    async with no_tasks_left(), oauth_network(transport) as network:
+        async with network.client(network.auth(store=store), revision=revision) as client:
             await add(client)
         for _ in range(3):
-            at.expire()
-            at.now += 3 * 365 * 86400
-            before, asked = len(at.kinds()), len(at.documents)
-            async with at.client(at.auth(store=store), revision=revision) as client:
+            network.revoke_tokens()
+            network.now += 3 * 365 * 86400
+            before, asked = len(network.exchange_kinds()), len(network.metadata_requests)
+            async with network.client(network.auth(store=store), revision=revision) as client:
                 await add(client)
-            assert at.kinds()[before:] == ["token"]
-            assert len(at.documents) == asked
-            assert at.authority.of("token")[-1]["grant_type"] == "refresh_token"
-        assert len(at.pages) == 1
+            assert network.exchange_kinds()[before:] == ["token"]
+            assert len(network.metadata_requests) == asked
+            assert network.authority.of("token")[-1]["grant_type"] == "refresh_token"
+        assert len(network.pages) == 1
 
 
 async def test_a_token_that_is_good_is_used_by_the_next_process_as_it_is(autojump_clock: MockClock) -> None:
     store = Store()
-    async with quiet(), town() as at:
+    async with no_tasks_left(), oauth_network() as network:
         for _ in range(2):
-            async with at.client(at.auth(store=store)) as client:
+            async with network.client(network.auth(store=store)) as client:
                 await add(client)
-        assert at.kinds() == WHOLE
+        assert network.exchange_kinds() == WHOLE
 
 
 async def test_two_processes_do_not_use_up_each_others_tokens(autojump_clock: MockClock) -> None:
     store = Store()
-    async with quiet(), town() as at:
-        async with at.client(at.auth(store=store)) as one, at.client(at.auth(store=store)) as other:
+    async with no_tasks_left(), oauth_network() as network:
+        async with network.client(network.auth(store=store)) as one, network.client(network.auth(store=store)) as other:
             for number in range(4):
-                at.expire()
+                network.revoke_tokens()
                 for client in (one, other):
                     await add(client, number)
         # Each time one of them has renewed it, for both.
-        assert at.kinds() == [*WHOLE, *["token"] * 4]
+        assert network.exchange_kinds() == [*WHOLE, *["token"] * 4]
 
 
 async def test_clients_of_one_object_share_their_tokens(autojump_clock: MockClock) -> None:
-    async with quiet(), town() as at:
-        auth = at.auth()
+    async with no_tasks_left(), oauth_network() as network:
+        auth = network.auth()
         for _ in range(2):
-            async with at.client(auth) as one, at.client(auth) as other:
+            async with network.client(auth) as one, network.client(auth) as other:
                 await add(one)
                 await add(other)
-        assert at.kinds() == WHOLE
+        assert network.exchange_kinds() == WHOLE
 
 
 async def test_a_store_that_fails_is_told_and_costs_nothing_else(
@@ -337,22 +353,22 @@ async def test_a_store_that_fails_is_told_and_costs_nothing_else(
 ) -> None:
     store = Store()
     store.fails = "set"
-    async with quiet(), town() as at:
-        auth = at.auth(store=store)
-        async with at.client(auth) as client:
+    async with no_tasks_left(), oauth_network() as network:
+        auth = network.auth(store=store)
+        async with network.client(auth) as client:
             await add(client)
             assert "cannot store the tokens" in caplog.text
             store.seconds, start = math.inf, trio.current_time()
-            at.expire()
+            network.revoke_tokens()
             await add(client)
             # It is asked for what others have stored, given the new ones, and waited for no longer each time.
             assert trio.current_time() - start == 60
             store.seconds, store.fails = 0, "get"
-            at.expire()
+            network.revoke_tokens()
             await add(client)
             assert "cannot read the tokens" in caplog.text
         with pytest.raises(UsageError, match="the token store failed") as failed:
-            async with at.client(at.auth(store=store)):
+            async with network.client(network.auth(store=store)):
                 raise AssertionError("it was opened")
         assert isinstance(failed.value.__cause__, ValueError)
         assert "Geheim" not in caplog.text
@@ -366,50 +382,50 @@ async def test_a_store_that_does_not_wait_is_told_to(autojump_clock: MockClock) 
         def set(self, server_url: str, entry: object) -> None: ...
 
     store: Any = Plain()
-    async with quiet(), town() as at:
+    async with no_tasks_left(), oauth_network() as network:
         with pytest.raises(UsageError, match="get and set of the token store must be async def"):
-            async with at.client(at.auth(store=store)):
+            async with network.client(network.auth(store=store)):
                 raise AssertionError("it was opened")
 
 
 async def test_tokens_that_cannot_be_stored_are_not_given_up_for_those_that_were(autojump_clock: MockClock) -> None:
     store = Store()
-    async with quiet(), town() as at:
-        async with at.client(at.auth(store=store)) as client:
+    async with no_tasks_left(), oauth_network() as network:
+        async with network.client(network.auth(store=store)) as client:
             await add(client)
         store.fails = "set"
-        async with at.client(at.auth(store=store)) as client:
+        async with network.client(network.auth(store=store)) as client:
             for number in range(3):
-                at.expire()
+                network.revoke_tokens()
                 await add(client, number)
-        used = [each["refresh_token"] for each in at.authority.of("token")[1:]]
+        used = [each["refresh_token"] for each in network.authority.of("token")[1:]]
         assert len(set(used)) == len(used) == 3  # none of them twice
-        assert len(at.pages) == 1
+        assert len(network.pages) == 1
 
 
 async def test_a_refresh_that_brings_what_is_refused_is_not_tried_again(autojump_clock: MockClock) -> None:
     async def judge(request: SendRequest) -> None:
-        at.satisfied = b"grant_type=refresh_token" not in request.body
+        network.accepts_tokens = b"grant_type=refresh_token" not in request.body
 
-    async with quiet(), town() as at:
-        at.before = judge
-        async with at.client(at.auth(store=Store())) as client:
+    async with no_tasks_left(), oauth_network() as network:
+        network.before_exchange = judge
+        async with network.client(network.auth(store=Store())) as client:
             await add(client)
-            at.expire()
+            network.revoke_tokens()
             with pytest.raises(AuthorizationFailed, match="has just issued"):
                 await add(client)
             await add(client)
-        asked = [each["grant_type"] for each in at.authority.of("token")]
+        asked = [each["grant_type"] for each in network.authority.of("token")]
         assert asked == ["authorization_code", "refresh_token", "authorization_code"]
 
 
 async def test_a_store_that_gives_nothing_is_waited_for_so_long(autojump_clock: MockClock) -> None:
     store = Store()
     store.seconds = math.inf
-    async with quiet(), town() as at:
+    async with no_tasks_left(), oauth_network() as network:
         start = trio.current_time()
         with pytest.raises(UsageError, match="took longer than 30 seconds"):
-            async with at.client(at.auth(store=store)):
+            async with network.client(network.auth(store=store)):
                 raise AssertionError("it was opened")
         assert trio.current_time() - start == 30
 
@@ -417,10 +433,10 @@ async def test_a_store_that_gives_nothing_is_waited_for_so_long(autojump_clock: 
 @pytest.mark.parametrize("entry", [{}, {"form": 1, "server_url": "https://other.example", "registered": []}])
 async def test_an_entry_that_is_none_of_ours_is_an_error(entry: JsonObject, autojump_clock: MockClock) -> None:
     store = Store()
-    async with quiet(), town() as at:
-        await store.set(at.url, entry)
+    async with no_tasks_left(), oauth_network() as network:
+        await store.set(network.url, entry)
         with pytest.raises(UsageError, match=r"cannot be read|another server"):
-            async with at.client(at.auth(store=store)):
+            async with network.client(network.auth(store=store)):
                 raise AssertionError("it was opened")
 
 
@@ -430,14 +446,14 @@ async def test_an_entry_that_is_none_of_ours_is_an_error(entry: JsonObject, auto
 async def test_a_program_acts_for_itself(autojump_clock: MockClock) -> None:
     settings = {"methods": ("client_secret_basic",), "grants": ("client_credentials",), "registers": False}
     machine = Application("Robot", grant=ClientCredentials(), clients=(OAuthClient("robot", secret="geheim"),))
-    async with quiet(), town(**settings) as at:
-        at.authority.clients["robot"] = {"client_secret": "geheim"}
-        async with at.client(at.auth(machine)) as client:
+    async with no_tasks_left(), oauth_network(**settings) as network:
+        network.authority.clients["robot"] = {"client_secret": "geheim"}
+        async with network.client(network.auth(machine)) as client:
             await add(client)
-            at.now += 7200
-            at.expire()
+            network.now += 7200
+            network.revoke_tokens()
             await add(client)
-        assert at.kinds() == ["metadata", "token", "token"]
+        assert network.exchange_kinds() == ["metadata", "token", "token"]
 
 
 @req("auth-90")
@@ -469,14 +485,14 @@ async def test_a_platform_vouches_for_a_program_and_is_asked_each_time(autojump_
         asked.append((audience, resource))
         return f"vouched {len(asked)}"
 
-    async with quiet(), town(grants=(grant,), registers=False) as at:
-        at.authority.clients["robot"] = {}
-        async with at.client(at.auth(workload, assertion=vouch)) as client:
+    async with no_tasks_left(), oauth_network(grants=(grant,), registers=False) as network:
+        network.authority.clients["robot"] = {}
+        async with network.client(network.auth(workload, assertion=vouch)) as client:
             await add(client)
-            at.expire()
+            network.revoke_tokens()
             await add(client)
         assert asked == [(ISSUER, RESOURCE)] * 2
-        assert [each["assertion"] for each in at.authority.of("token")] == ["vouched 1", "vouched 2"]
+        assert [each["assertion"] for each in network.authority.of("token")] == ["vouched 1", "vouched 2"]
 
 
 @pytest.mark.parametrize(
@@ -484,18 +500,21 @@ async def test_a_platform_vouches_for_a_program_and_is_asked_each_time(autojump_
 )
 async def test_nobody_vouches(vouch: Callable[..., Any], why: str, autojump_clock: MockClock) -> None:
     workload = Application("Robot", grant=WorkloadIdentity(), clients=(OAuthClient("robot"),))
-    async with quiet(), town(grants=("urn:ietf:params:oauth:grant-type:jwt-bearer",), registers=False) as at:
+    async with (
+        no_tasks_left(),
+        oauth_network(grants=("urn:ietf:params:oauth:grant-type:jwt-bearer",), registers=False) as network,
+    ):
         with pytest.raises(AuthorizationFailed, match=why) as failed:
-            async with at.client(at.auth(workload, assertion=vouch)):
+            async with network.client(network.auth(workload, assertion=vouch)):
                 raise AssertionError("it was opened")
         assert failed.value.blame is Blame.APPLICATION
 
 
 async def test_a_relay_gets_tokens_for_the_server_behind_it(autojump_clock: MockClock) -> None:
-    async with quiet(), town() as at:
-        async with open_relay(at.url, auth=at.auth()) as server, open_client(server) as client:
+    async with no_tasks_left(), oauth_network() as network:
+        async with open_relay(network.url, auth=network.auth()) as server, open_client(server) as client:
             await add(client)
-        assert len(at.pages) == 1
+        assert len(network.pages) == 1
 
 
 # Tokens that are bound to a key.
@@ -506,31 +525,31 @@ async def test_every_request_proves_the_key_with_the_newest_nonce(autojump_clock
     proofs: list[dict[str, Any]] = []
     refused: list[str] = []
 
-    async def play(asked: Asked, out: Out) -> None:
+    async def handle(received: ReceivedRequest, out: ResponseWriter) -> None:
         """Each answer brings the nonce that the next request is to have."""
         nonce = {"DPoP-Nonce": f"n{len(proofs)}"}
-        if asked.target.startswith("/.well-known/"):
+        if received.target.startswith("/.well-known/"):
             await out.json({"resource": RESOURCE, "authorization_servers": [ISSUER]})
             return
-        scheme, _, token = asked.headers.get("Authorization", "").partition(" ")
-        claims = unsigned(asked.headers["DPoP"])[1] if scheme == "DPoP" else {}
+        scheme, _, token = received.headers.get("Authorization", "").partition(" ")
+        claims = unsigned(received.headers["DPoP"])[1] if scheme == "DPoP" else {}
         if not claims or (proofs and claims.get("nonce") != f"n{len(proofs) - 1}"):
             wrong = "use_dpop_nonce" if claims else "invalid_token"
             challenge = {"WWW-Authenticate": f'DPoP error="{wrong}"', **({} if not proofs else nonce)}
             refused.append(wrong)
             await out.reply(401, headers=challenge)
             return
-        assert token in at.authority.tokens
-        proofs.append({**claims, "method": asked.method, "url": f"{RESOURCE}{asked.target}"})
+        assert token in network.authority.tokens
+        proofs.append({**claims, "method": received.method, "url": f"{RESOURCE}{received.target}"})
         nonce = {"DPoP-Nonce": f"n{len(proofs) - 1}"}
-        if asked.what == "server/discover":
+        if received.operation == "server/discover":
             found = {"supportedVersions": [E], "capabilities": {"tools": {}}, "resultType": "complete"}
-            await out.json(asked.answer(found), headers=nonce)
+            await out.json(received.answer(found), headers=nonce)
         else:
-            await out.json(asked.answer({"resultType": "complete", "tools": []}), headers=nonce)
+            await out.json(received.answer({"resultType": "complete", "tools": []}), headers=nonce)
 
-    async with quiet(), town(front=lambda _: play, dpop=True) as at:
-        async with at.client(at.auth(bound), revision=E) as client:
+    async with no_tasks_left(), oauth_network(front=lambda _: handle, dpop=True) as network:
+        async with network.client(network.auth(bound), revision=E) as client:
             for _ in range(3):
                 await client.list_tools_page()
         assert len({each["jti"] for each in proofs}) == len(proofs) >= 4
@@ -541,11 +560,11 @@ async def test_every_request_proves_the_key_with_the_newest_nonce(autojump_clock
 async def test_a_program_proves_who_it_is_by_a_key(autojump_clock: MockClock) -> None:
     robot = Application("Robot", grant=ClientCredentials(), clients=[OAuthClient("robot")], key=key())
     settings = {"methods": ("private_key_jwt",), "grants": ("client_credentials",), "registers": False}
-    async with quiet(), town(**settings) as at:
-        at.authority.clients["robot"] = {}
-        async with at.client(at.auth(robot)) as client:
+    async with no_tasks_left(), oauth_network(**settings) as network:
+        network.authority.clients["robot"] = {}
+        async with network.client(network.auth(robot)) as client:
             await add(client)
-        (asked,) = at.authority.of("token")
+        (asked,) = network.authority.of("token")
         assert unsigned(asked["client_assertion"])[1]["sub"] == "robot"
 
 
@@ -615,9 +634,9 @@ def test_an_authorization_that_cannot_be_is_refused(options: dict[str, Any], why
 async def test_a_token_of_ones_own_is_not_sent_beside_it(
     own: Any, transport: str, revision: str, autojump_clock: MockClock
 ) -> None:
-    async with quiet(), town(transport) as at:
+    async with no_tasks_left(), oauth_network(transport) as network:
         with pytest.raises(UsageError, match="leave out one of the two") as failed:
-            async with at.client(revision=revision, headers=own):
+            async with network.client(revision=revision, headers=own):
                 raise AssertionError("it was opened")
         assert "Z2VoZWlt" not in str(failed.value)
 
@@ -631,13 +650,13 @@ async def test_no_secret_is_in_a_log_a_repr_or_an_error(
 ) -> None:
     caplog.set_level(logging.DEBUG)
     store = Store()
-    async with quiet(), town(transport, stepping()) as at:
-        auth = at.auth(store=store)
+    async with no_tasks_left(), oauth_network(transport, stepping()) as network:
+        auth = network.auth(store=store)
         errors = []
-        async with at.client(auth, revision=revision) as client:
-            reprs = [repr(auth), repr(store), repr(auth.at(at.as_http)), repr(client)]
+        async with network.client(auth, revision=revision) as client:
+            reprs = [repr(auth), repr(store), repr(auth.at(network.http_url)), repr(client)]
             for deny in ({"error": "access_denied"}, {"error": "invalid_scope"}):
-                at.authority.denies = deny
+                network.authority.denies = deny
                 try:
                     await client.call_tool("write")
                 except (
@@ -645,10 +664,10 @@ async def test_no_secret_is_in_a_log_a_repr_or_an_error(
                     RequestError,
                 ) as error:  # a WebSocket has the scopes that it was opened with
                     errors.append(repr(error) + str(error.__cause__))
-                at.authority.denies = {}
-        secrets = [*at.authority.tokens, *at.authority.refresh_tokens, "s3cret"]
-        secrets += [each[name] for each in at.authority.of("authorize") for name in ("state", "code_challenge")]
-        secrets += [each[name] for each in at.authority.of("token") for name in ("code", "code_verifier")]
+                network.authority.denies = {}
+        secrets = [*network.authority.tokens, *network.authority.refresh_tokens, "s3cret"]
+        secrets += [each[name] for each in network.authority.of("authorize") for name in ("state", "code_challenge")]
+        secrets += [each[name] for each in network.authority.of("token") for name in ("code", "code_verifier")]
         said = caplog.text + "".join(reprs) + "".join(errors)
         assert not [each for each in secrets if each in said]
         assert len(secrets) >= 7
@@ -659,79 +678,82 @@ async def test_no_secret_is_in_a_log_a_repr_or_an_error(
 async def test_a_token_that_a_server_repeats_in_its_refusal_is_not_shown(
     transport: str, autojump_clock: MockClock
 ) -> None:
-    async def play(asked: Asked, out: Out) -> None:
-        words = f"Whoever has {asked.headers['Authorization']} may not come in"
+    async def handle(received: ReceivedRequest, out: ResponseWriter) -> None:
+        words = f"Whoever has {received.headers['Authorization']} may not come in"
         await out.reply(403, words.encode(), {"WWW-Authenticate": "Bearer"}, "text/plain")
 
-    async with quiet(), town(transport, front=lambda at: at.door(play)) as at:
+    async with (
+        no_tasks_left(),
+        oauth_network(transport, front=lambda network: network.require_token(handle)) as network,
+    ):
         with pytest.raises(AuthorizationFailed) as failed:
-            async with at.client():
+            async with network.client():
                 raise AssertionError("it was opened")
         assert "Bearer [secret] may not come in" in str(failed.value.__cause__)
-        (token,) = at.authority.tokens
+        (token,) = network.authority.tokens
         assert token not in "".join(traceback.format_exception(failed.value))
 
 
 async def test_the_tap_sees_nothing_of_the_authorization_server(autojump_clock: MockClock) -> None:
     seen: list[bytes] = []
-    async with quiet(), town() as at:
-        async with at.client(tap=lambda way, data: seen.append(data)) as client:
+    async with no_tasks_left(), oauth_network() as network:
+        async with network.client(tap=lambda way, data: seen.append(data)) as client:
             await add(client)
         whole = b"".join(seen)
         assert b"Authorization: Bearer access-" in whole  # it sees what the MCP server is sent
-        for secret in ("s3cret", *at.authority.refresh_tokens, "127.0.0.1:4000\r\n", "code_verifier"):
+        for secret in ("s3cret", *network.authority.refresh_tokens, "127.0.0.1:4000\r\n", "code_verifier"):
             assert secret.encode() not in whole
 
 
 async def test_nothing_of_the_programs_own_goes_to_the_authorization_server(autojump_clock: MockClock) -> None:
-    async with quiet(), town() as at:
-        async with at.client(headers={"X-Key": "Geheim", "Cookie": "Geheim"}) as client:
+    async with no_tasks_left(), oauth_network() as network:
+        async with network.client(headers={"X-Key": "Geheim", "Cookie": "Geheim"}) as client:
             await add(client)
-        assert at.exchanges
-        assert at.documents
-        assert "Geheim" not in str([each.headers for each in at.exchanges])
-        assert "Geheim" not in str(at.documents)
+        assert network.exchanges
+        assert network.metadata_requests
+        assert "Geheim" not in str([each.headers for each in network.exchanges])
+        assert "Geheim" not in str(network.metadata_requests)
 
 
 # A page that is open.
 
 
 async def test_the_page_outlives_the_call_that_needed_it(autojump_clock: MockClock) -> None:
-    async with quiet(), town() as at, at.client() as client:
-        at.expire()
-        at.authority.refresh_tokens.clear()
-        at.thinks = partial(trio.sleep, 100)
+    async with no_tasks_left(), oauth_network() as network, network.client() as client:
+        network.revoke_tokens()
+        network.authority.refresh_tokens.clear()
+        network.before_consent = partial(trio.sleep, 100)
         for _ in range(9):
             with trio.move_on_after(10):
                 await add(client)
                 raise AssertionError("nobody has agreed yet")
         await add(client)
-        assert len(at.pages) == 2
+        assert len(network.pages) == 2
 
 
 async def test_a_page_is_given_up_with_the_last_client(autojump_clock: MockClock) -> None:
-    async with quiet(), town() as at:
-        auth = at.auth()
-        at.thinks = trio.sleep_forever
+    async with no_tasks_left(), oauth_network() as network:
+        auth = network.auth()
+        network.before_consent = trio.sleep_forever
         for _ in range(2):
             with trio.move_on_after(30):
-                async with at.client(auth):
+                async with network.client(auth):
                     raise AssertionError("it was opened")
             await wait_all_tasks_blocked()
-        assert len(at.pages) == 2
-        at.thinks = None
-        async with at.client(auth) as client:
+        assert len(network.pages) == 2
+        network.before_consent = None
+        async with network.client(auth) as client:
             await add(client)
 
 
 async def test_the_page_stays_open_for_the_other_clients(autojump_clock: MockClock) -> None:
-    async with quiet(), town() as at:
-        auth = at.auth()
-        at.thinks = partial(trio.sleep, 60)
+    async with no_tasks_left(), oauth_network() as network:
+        auth = network.auth()
+        network.before_consent = partial(trio.sleep, 60)
 
         async def visit(patience: float) -> None:
             with trio.move_on_after(patience):
-                async with at.client(auth) as client:
+                async with network.client(auth) as client:
                     await add(client)
                     done.append(patience)
 
@@ -741,36 +763,36 @@ async def test_the_page_stays_open_for_the_other_clients(autojump_clock: MockClo
             await wait_all_tasks_blocked()
             nursery.start_soon(visit, 90)
         assert done == [90]
-        assert len(at.pages) == 1
+        assert len(network.pages) == 1
 
 
 async def test_a_refresh_token_that_is_just_used_up_is_not_lost_with_the_client(autojump_clock: MockClock) -> None:
     store = Store()
-    async with quiet(), town() as at:
-        async with at.client(at.auth(store=store)) as client:
-            at.expire()
-            at.before = at.taking(1)
+    async with no_tasks_left(), oauth_network() as network:
+        async with network.client(network.auth(store=store)) as client:
+            network.revoke_tokens()
+            network.before_exchange = network.delay_tokens(1)
             with trio.move_on_after(0.5):
                 await add(client)
-        async with at.client(at.auth(store=store)) as client:
+        async with network.client(network.auth(store=store)) as client:
             await add(client)
-        assert len(at.pages) == 1
+        assert len(network.pages) == 1
 
 
 async def test_a_session_is_ended_without_asking_anybody(autojump_clock: MockClock) -> None:
-    async with quiet(), town() as at:
-        async with at.client(revision=D) as client:
+    async with no_tasks_left(), oauth_network() as network:
+        async with network.client(revision=D) as client:
             await add(client)
-            at.expire()
-            at.authority.refresh_tokens.clear()
-        assert len(at.pages) == 1
+            network.revoke_tokens()
+            network.authority.refresh_tokens.clear()
+        assert len(network.pages) == 1
 
 
 async def test_users_may_take_their_time_while_a_client_is_opened(autojump_clock: MockClock) -> None:
     for transport, revision in (("http", E), ("http", B), ("http+sse", A), ("websocket", D)):
-        async with quiet(), town(transport) as at:
-            at.thinks = partial(trio.sleep, 590)
-            async with at.client(revision=revision) as client:
+        async with no_tasks_left(), oauth_network(transport) as network:
+            network.before_consent = partial(trio.sleep, 590)
+            async with network.client(revision=revision) as client:
                 await add(client)
 
 
@@ -779,62 +801,76 @@ async def test_what_is_cached_for_one_token_is_not_given_to_the_next(autojump_cl
     """The user may have signed in as somebody else."""
     asked: list[str] = []
 
-    async def play(asking: Asked, out: Out) -> None:
-        asked.append(asking.what)
-        await out.json(asking.answer({"resultType": "complete", "tools": [], "ttlMs": 10**9, "cacheScope": "private"}))
+    async def handle(received: ReceivedRequest, out: ResponseWriter) -> None:
+        asked.append(received.operation)
+        await out.json(
+            received.answer({"resultType": "complete", "tools": [], "ttlMs": 10**9, "cacheScope": "private"})
+        )
 
-    async with quiet(), town(front=lambda at: at.door(modern(play))) as at, at.client(revision=E) as client:
+    async with (
+        no_tasks_left(),
+        oauth_network(front=lambda network: network.require_token(modern(handle))) as network,
+        network.client(revision=E) as client,
+    ):
         for _ in range(2):
             await client.list_tools_page()
             await client.list_tools_page()
-            at.expire()
+            network.revoke_tokens()
             await client.request("tools/list")  # which is not cached
         assert asked == ["tools/list"] * 4
 
 
 async def test_who_has_said_no_is_not_asked_again_for_another_era(autojump_clock: MockClock) -> None:
-    async with quiet(), town(front=lambda at: at.door(legacy(nothing))) as at:
-        async with at.client():
+    async with no_tasks_left(), oauth_network(front=lambda network: network.require_token(legacy(nothing))) as network:
+        async with network.client():
             pass
-        pages = len(at.pages)
-        at.authority.denies = {"error": "access_denied"}
+        pages = len(network.pages)
+        network.authority.denies = {"error": "access_denied"}
         with pytest.raises(AuthorizationFailed, match="access_denied"):
-            async with at.client(at.auth()):  # of a server that is known to be of the legacy era
+            async with network.client(network.auth()):  # of a server that is known to be of the legacy era
                 raise AssertionError("it was opened")
-        assert len(at.pages) == pages + 1
+        assert len(network.pages) == pages + 1
 
 
-async def nothing(asked: Asked, out: Out) -> None:
-    await out.reply(405 if asked.method == "GET" else 400)
+async def nothing(received: ReceivedRequest, out: ResponseWriter) -> None:
+    await out.reply(405 if received.method == "GET" else 400)
 
 
 async def test_who_has_said_no_is_not_asked_again_for_a_session_that_nobody_uses(autojump_clock: MockClock) -> None:
-    async with quiet(), town("http+sse", lifetime=100) as at, at.client(revision=D) as client:
+    async with (
+        no_tasks_left(),
+        oauth_network("http+sse", lifetime=100) as network,
+        network.client(revision=D) as client,
+    ):
         await add(client)
-        at.expire()
-        at.authority.refresh_tokens.clear()
-        at.authority.denies = {"error": "access_denied"}
-        at.now += 3600
+        network.revoke_tokens()
+        network.authority.refresh_tokens.clear()
+        network.authority.denies = {"error": "access_denied"}
+        network.now += 3600
         await trio.sleep(3600)  # the stream ends with its token
-        assert len(at.pages) == 2
-        at.authority.denies = {}
+        assert len(network.pages) == 2
+        network.authority.denies = {}
         await add(client)
 
 
 async def test_who_has_said_no_is_not_asked_again_for_a_stream(autojump_clock: MockClock) -> None:
-    async def play(asked: Asked, out: Out) -> None:
+    async def handle(received: ReceivedRequest, out: ResponseWriter) -> None:
         raise AssertionError("it has no token")
 
-    async with quiet(), town(front=lambda at: modern(at.door(play))) as at, at.client(revision=E) as client:
-        at.authority.denies = {"error": "access_denied"}
+    async with (
+        no_tasks_left(),
+        oauth_network(front=lambda network: modern(network.require_token(handle))) as network,
+        network.client(revision=E) as client,
+    ):
+        network.authority.denies = {"error": "access_denied"}
         with pytest.raises(AuthorizationFailed):
             async with client.listen(tools=True) as changes:
                 await anext(changes)
-        assert len(at.pages) == 1
+        assert len(network.pages) == 1
 
 
 async def test_a_stream_is_asked_for_again_where_waiting_may_help(autojump_clock: MockClock) -> None:
-    server = build()
+    server = sample_server()
 
     async def fail(request: SendRequest) -> None:
         failed.append(request.url)
@@ -842,9 +878,9 @@ async def test_a_stream_is_asked_for_again_where_waiting_may_help(autojump_clock
             raise EOFError
 
     failed: list[str] = []
-    async with quiet(), town("http", server) as at, at.client(revision=E) as client:
-        at.expire()
-        at.before = fail
+    async with no_tasks_left(), oauth_network("http", server) as network, network.client(revision=E) as client:
+        network.revoke_tokens()
+        network.before_exchange = fail
         async with client.listen(tools=True) as changes:
             assert len(failed) == 3
             server.notify_list_changed("tools")
@@ -852,30 +888,30 @@ async def test_a_stream_is_asked_for_again_where_waiting_may_help(autojump_clock
 
 
 async def test_a_client_that_is_closed_while_its_token_comes_does_not_ask_its_user(autojump_clock: MockClock) -> None:
-    async with quiet(), town() as at:
-        async with at.client() as client:
-            at.expire()
-            at.authority.refresh_tokens.clear()  # so it is refused, and the next way leads to the user
-            at.before = at.taking(1)
+    async with no_tasks_left(), oauth_network() as network:
+        async with network.client() as client:
+            network.revoke_tokens()
+            network.authority.refresh_tokens.clear()  # so it is refused, and the next way leads to the user
+            network.before_exchange = network.delay_tokens(1)
             with trio.move_on_after(0.5):
                 await add(client)
-        assert at.authority.of("token")[-1]["grant_type"] == "refresh_token"
-        assert len(at.pages) == 1
+        assert network.authority.of("token")[-1]["grant_type"] == "refresh_token"
+        assert len(network.pages) == 1
 
 
 async def test_what_a_store_has_of_another_server_is_not_used(
     autojump_clock: MockClock, caplog: pytest.LogCaptureFixture
 ) -> None:
     store = Store()
-    async with quiet(), town() as at:
-        async with at.client(at.auth(store=store)) as client:
+    async with no_tasks_left(), oauth_network() as network:
+        async with network.client(network.auth(store=store)) as client:
             (*_, entry) = store.given
             assert entry is not None
             held = entry["authorization"]
             other = {**entry, "server_url": f"{ISSUER}/mcp"}
             other["authorization"] = {**held, "tokens": {**held["tokens"], "access": "Geheim"}}
-            await store.set(at.url, other)
-            at.expire()
+            await store.set(network.url, other)
+            network.revoke_tokens()
             await add(client)
         assert "returned the entry of another server" in caplog.text
-        assert "Geheim" not in at.refused
+        assert "Geheim" not in network.refused

@@ -11,7 +11,8 @@ from urllib.parse import parse_qsl, urlsplit
 import pytest
 import trio
 
-from tests.client.oauth_town import Town, quiet, town
+from tests.client.matrix import no_tasks_left
+from tests.client.oauth_network import OAuthNetwork, oauth_network
 from tests.client.test_oauth import Store, add
 from tests.requirements import req
 from trio_mcp import OAuth
@@ -26,9 +27,9 @@ from trio_mcp.oauth.browser import BrowserReturn
 class Browser:
     """Goes where it is sent, and from there back to the application; before that, to the `detours`."""
 
-    def __init__(self, at: Town, nursery: trio.Nursery, *detours: str) -> None:
+    def __init__(self, network: OAuthNetwork, nursery: trio.Nursery, *detours: str) -> None:
         self.pages: list[str] = []
-        self._at = at
+        self._at = network
         self._nursery = nursery
         self._detours = detours
 
@@ -59,29 +60,29 @@ def by(browser: Callable[[str], object], **more: Any) -> dict[str, Any]:
     return {"browser": browser, "visit": None, "redirect_uri": None, **more}
 
 
-def redirect_uris(at: Town) -> list[str]:
-    return [each["redirect_uri"] for each in at.authority.of("authorize")]
+def redirect_uris(network: OAuthNetwork) -> list[str]:
+    return [each["redirect_uri"] for each in network.authority.of("authorize")]
 
 
 @req("auth-55")
 async def test_the_browser_comes_back_and_what_else_comes_is_ignored() -> None:
     detours = ("/favicon.ico", "/callback", "/callback?code=theirs&state=theirs", "/callback?error=access_denied")
-    async with quiet(), trio.open_nursery() as nursery, town() as at:
-        browser = Browser(at, nursery, *detours)
-        async with at.client(at.auth("<My> app", **by(browser))) as client:
+    async with no_tasks_left(), trio.open_nursery() as nursery, oauth_network() as network:
+        browser = Browser(network, nursery, *detours)
+        async with network.client(network.auth("<My> app", **by(browser))) as client:
             await add(client)
-        assert len(at.pages) == 1
+        assert len(network.pages) == 1
         for page in browser.pages[:-1]:
             assert page.startswith("HTTP/1.1 404 ")
         assert "<p>&lt;My&gt; app has access now. You may close this window.</p>" in browser.pages[-1]
         # Nobody listens any more.
         with pytest.raises(OSError, match="refused"):
-            await fetched(redirect_uris(at)[0], "/callback")
+            await fetched(redirect_uris(network)[0], "/callback")
 
 
 async def test_a_browser_that_comes_twice_is_told_twice() -> None:
     """As those do that fetch ahead of their users."""
-    async with quiet(), trio.open_nursery() as nursery, town() as at:
+    async with no_tasks_left(), trio.open_nursery() as nursery, oauth_network() as network:
         pages: dict[str, str] = {}
 
         async def come(who: str, uri: str, target: str) -> None:
@@ -96,14 +97,14 @@ async def test_a_browser_that_comes_twice_is_told_twice() -> None:
         came = [trio.Event() for _ in range(3)]
 
         async def visit(url: str) -> None:
-            at.pages.append(url)
-            at.before = before
+            network.pages.append(url)
+            network.before_exchange = before
             uri = dict(parse_qsl(urlsplit(url).query))["redirect_uri"]
-            target = f"/callback?{at.authority.browse(url)}"
+            target = f"/callback?{network.authority.browse(url)}"
             for who, each in (("one", target), ("other", target), ("stray", "/callback?state=1")):
                 nursery.start_soon(come, who, uri, each)
 
-        async with at.client(at.auth(**by(visit))) as client:
+        async with network.client(network.auth(**by(visit))) as client:
             await add(client)
         assert "has access now" in pages["one"]
         assert "has access now" in pages["other"]
@@ -111,16 +112,20 @@ async def test_a_browser_that_comes_twice_is_told_twice() -> None:
 
 
 async def test_the_page_says_why_it_failed_also_when_that_comes_later() -> None:
-    async with quiet(), trio.open_nursery() as nursery, town(denies={"error": "access_denied"}) as at:
-        browser = Browser(at, nursery)
+    async with (
+        no_tasks_left(),
+        trio.open_nursery() as nursery,
+        oauth_network(denies={"error": "access_denied"}) as network,
+    ):
+        browser = Browser(network, nursery)
         with pytest.raises(AuthorizationFailed, match="access_denied") as failed:
-            async with at.client(at.auth(**by(browser))):
+            async with network.client(network.auth(**by(browser))):
                 raise AssertionError("it was opened")
         assert failed.value.blame is Blame.USER
         assert "access_denied" in browser.pages[-1]
-        at.authority.denies = {"code": "<b>spent</b>"}
+        network.authority.denies = {"code": "<b>spent</b>"}
         with pytest.raises(AuthorizationFailed, match="invalid_grant"):
-            async with at.client(at.auth(**by(browser))):
+            async with network.client(network.auth(**by(browser))):
                 raise AssertionError("it was opened")
         assert "Visitor could not be given access" in browser.pages[-1]
         assert "invalid_grant" in browser.pages[-1]
@@ -129,36 +134,36 @@ async def test_the_page_says_why_it_failed_also_when_that_comes_later() -> None:
 
 async def test_the_port_that_was_registered_is_used_again() -> None:
     store = Store()
-    async with quiet(), trio.open_nursery() as nursery, town() as at:
+    async with no_tasks_left(), trio.open_nursery() as nursery, oauth_network() as network:
         for _ in range(2):
-            async with at.client(at.auth(store=store, **by(Browser(at, nursery)))) as client:
+            async with network.client(network.auth(store=store, **by(Browser(network, nursery)))) as client:
                 await add(client)
-            at.expire()
-            at.authority.refresh_tokens.clear()
-        first, second = redirect_uris(at)
+            network.revoke_tokens()
+            network.authority.refresh_tokens.clear()
+        first, second = redirect_uris(network)
         assert first == second
-        assert len(at.authority.of("register")) == 1
+        assert len(network.authority.of("register")) == 1
         with socket.socket() as sock:  # now somebody else has it
             sock.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
             sock.bind(("127.0.0.1", urlsplit(first).port))
             sock.listen()
-            async with at.client(at.auth(store=store, **by(Browser(at, nursery)))) as client:
+            async with network.client(network.auth(store=store, **by(Browser(network, nursery)))) as client:
                 await add(client)
-        assert redirect_uris(at)[-1] != first
-        assert len(at.authority.of("register")) == 2
+        assert redirect_uris(network)[-1] != first
+        assert len(network.authority.of("register")) == 2
         entry = store.given[-1]
         assert entry is not None
-        assert read_record(entry).registered[0].redirect_uris == (redirect_uris(at)[-1],)
+        assert read_record(entry).registered[0].redirect_uris == (redirect_uris(network)[-1],)
 
 
 async def test_a_fixed_redirect_uri_is_listened_at() -> None:
     with socket.socket() as sock:
         sock.bind(("127.0.0.1", 0))
         uri = f"http://localhost:{sock.getsockname()[1]}/signed-in"
-    async with quiet(), trio.open_nursery() as nursery, town() as at:
-        async with at.client(at.auth(**by(Browser(at, nursery), redirect_uri=uri))) as client:
+    async with no_tasks_left(), trio.open_nursery() as nursery, oauth_network() as network:
+        async with network.client(network.auth(**by(Browser(network, nursery), redirect_uri=uri))) as client:
             await add(client)
-        assert redirect_uris(at) == [uri]
+        assert redirect_uris(network) == [uri]
 
 
 async def test_a_redirect_uri_that_is_taken_is_said() -> None:
@@ -166,31 +171,31 @@ async def test_a_redirect_uri_that_is_taken_is_said() -> None:
         sock.bind(("127.0.0.1", 0))
         sock.listen()
         uri = f"http://127.0.0.1:{sock.getsockname()[1]}/callback"
-        async with quiet(), trio.open_nursery() as nursery, town() as at:
+        async with no_tasks_left(), trio.open_nursery() as nursery, oauth_network() as network:
             with pytest.raises(AuthorizationFailed, match="is the port in use") as failed:
-                async with at.client(at.auth(**by(Browser(at, nursery), redirect_uri=uri))):
+                async with network.client(network.auth(**by(Browser(network, nursery), redirect_uri=uri))):
                     raise AssertionError("it was opened")
             assert failed.value.blame is Blame.APPLICATION
-            assert at.pages == []
+            assert network.pages == []
 
 
 async def test_a_user_who_never_comes_back_is_waited_for_so_long(autojump_clock: trio.testing.MockClock) -> None:
-    async with quiet(), town() as at:
+    async with no_tasks_left(), oauth_network() as network:
         start = trio.current_time()
         with pytest.raises(AuthorizationFailed, match=r"did not return to http://.* within 120 seconds") as failed:
-            async with at.client(at.auth(**by(at.pages.append, user_seconds=120))):
+            async with network.client(network.auth(**by(network.pages.append, user_seconds=120))):
                 raise AssertionError("it was opened")
         assert failed.value.blame is Blame.USER
         assert trio.current_time() - start == 120
 
 
 async def test_by_default_it_is_the_browser_of_the_system(monkeypatch: pytest.MonkeyPatch) -> None:
-    async with quiet(), trio.open_nursery() as nursery, town() as at:
-        browser = Browser(at, nursery)
+    async with no_tasks_left(), trio.open_nursery() as nursery, oauth_network() as network:
+        browser = Browser(network, nursery)
         monkeypatch.setattr(webbrowser, "open", lambda url: trio.from_thread.run_sync(browser, url) is None)
-        async with at.client(OAuth("Visitor", http_on_loopback=True)) as client:
+        async with network.client(OAuth("Visitor", http_on_loopback=True)) as client:
             await add(client)
-        assert len(at.pages) == 1
+        assert len(network.pages) == 1
 
 
 async def test_the_page_is_shown_also_if_the_client_is_closed_at_once(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -205,10 +210,10 @@ async def test_the_page_is_shown_also_if_the_client_is_closed_at_once(monkeypatc
 
     monkeypatch.setattr(BrowserReturn, "page", slow)
     closing = trio.Event()
-    async with quiet(), trio.open_nursery() as nursery, town() as at:
-        browser = Browser(at, nursery)
-        async with at.client(at.auth(**by(browser))) as client:
+    async with no_tasks_left(), trio.open_nursery() as nursery, oauth_network() as network:
+        browser = Browser(network, nursery)
+        async with network.client(network.auth(**by(browser))) as client:
             await add(client)
-            assert at.auths[-1].at(at.url)._runs  # the page has not been taken, and nobody waits for that
+            assert network.auths[-1].at(network.url)._runs  # the page has not been taken, and nobody waits for that
             closing.set()
         assert "You may close this window" in browser.pages[-1]

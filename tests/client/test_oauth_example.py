@@ -15,9 +15,9 @@ import pytest
 import trio
 import trustme
 
-from tests.client.house import build
-from tests.client.http_script import Script
-from tests.client.oauth_town import Town
+from tests.client.http_script import ScriptedServer
+from tests.client.oauth_network import OAuthNetwork
+from tests.client.sample_server import sample_server
 from tests.core.auth_server import AuthServer
 from tests.server.checkpoints import PipeEnd
 from trio_mcp import serve_http
@@ -46,31 +46,31 @@ class Wire(PipeEnd):
 
 
 @asynccontextmanager
-async def listening(tls: ssl.SSLContext | None = None) -> AsyncIterator[Town]:
+async def listening(tls: ssl.SSLContext | None = None) -> AsyncIterator[OAuthNetwork]:
     mcp, issuer = [(await trio.open_tcp_listeners(0, host="127.0.0.1"))[0] for _ in range(2)]
     scheme = "http" if tls is None else "https"
     origin, authority = [f"{scheme}://127.0.0.1:{each.socket.getsockname()[1]}" for each in (mcp, issuer)]
-    at = Town(f"{origin}/mcp", AuthServer(authority, iss=authority))
-    server = build()
-    server.protect(verify=at.verify, resource=at.url, authorization_servers=[authority])
+    network = OAuthNetwork(f"{origin}/mcp", AuthServer(authority, iss=authority))
+    server = sample_server()
+    server.protect(verify=network.verify, resource=network.url, authorization_servers=[authority])
     async with trio.open_nursery() as nursery:
-        script = Script(at.answer, nursery, lambda: (_ for _ in ()).throw(AssertionError))
+        scripted_server = ScriptedServer(network.answer, nursery, lambda: (_ for _ in ()).throw(AssertionError))
 
         async def serve(stream: trio.SocketStream) -> None:
             wire = stream if tls is None else trio.SSLStream(stream, tls, server_side=True, https_compatible=True)
-            await script._serve(Wire(wire))
+            await scripted_server._serve(Wire(wire))
 
         nursery.start_soon(partial(trio.serve_listeners, serve, [issuer]))
         await nursery.start(
             lambda task_status: serve_http(server, listeners=[mcp], ssl_context=tls, task_status=task_status)
         )
-        yield at
+        yield network
         nursery.cancel_scope.cancel()
 
 
-async def run(at: Town, home: Path, *words: str, answers: bool = True) -> tuple[int, str, str]:
+async def run(network: OAuthNetwork, home: Path, *words: str, answers: bool = True) -> tuple[int, str, str]:
     """What it ends with, and says; its user copies addresses from one place to the other."""
-    command = [sys.executable, "-W", "error", str(ROOT / "examples" / "oauth_client.py"), *words, at.url]
+    command = [sys.executable, "-W", "error", str(ROOT / "examples" / "oauth_client.py"), *words, network.url]
     environ = {**os.environ, "HOME": str(home)}
     with trio.fail_after(60):
         process = await trio.lowlevel.open_process(
@@ -83,9 +83,9 @@ async def run(at: Town, home: Path, *words: str, answers: bool = True) -> tuple[
             out = b""
             async for data in process.stdout:
                 out += data
-                if b"to here:" in out and not at.pages:
-                    at.pages.append(out.decode().splitlines()[1])
-                    back = at.authority.browse(at.pages[0]) if answers else "error=access_denied"
+                if b"to here:" in out and not network.pages:
+                    network.pages.append(out.decode().splitlines()[1])
+                    back = network.authority.browse(network.pages[0]) if answers else "error=access_denied"
                     await process.stdin.send_all(f"{CALLBACK}?{back}\n".encode())
             err = b"".join([bytes(data) async for data in process.stderr])
             return await process.wait(), out.decode(), err.decode()
@@ -94,29 +94,29 @@ async def run(at: Town, home: Path, *words: str, answers: bool = True) -> tuple[
 
 
 async def test_it_is_allowed_once_and_shows_what_is_there(tmp_path: Path) -> None:
-    async with listening() as at:
+    async with listening() as network:
         for _ in range(2):
-            status, out, err = await run(at, tmp_path, "--paste")
+            status, out, err = await run(network, tmp_path, "--paste")
             assert (status, err) == (0, "")
             assert "house has, in 2026-07-28:" in out
             assert "  add: " in out
-            at.expire()
-        assert len(at.pages) == 1
-        assert at.kinds() == ["metadata", "register", "authorize", "token", "token"]
+            network.revoke_tokens()
+        assert len(network.pages) == 1
+        assert network.exchange_kinds() == ["metadata", "register", "authorize", "token", "token"]
 
 
 async def test_it_says_why_it_has_no_access(tmp_path: Path) -> None:
-    async with listening() as at:
-        at.authority.denies = {"error": "access_denied"}
-        status, _, err = await run(at, tmp_path, "--paste")
+    async with listening() as network:
+        network.authority.denies = {"error": "access_denied"}
+        status, _, err = await run(network, tmp_path, "--paste")
         assert status == 1
         assert err.startswith("There is no access, and the user can do something about it: ")
         assert "access_denied" in err
-        at.pages.clear()
-        status, _, err = await run(at, tmp_path, "--paste", answers=False)
+        network.pages.clear()
+        status, _, err = await run(network, tmp_path, "--paste", answers=False)
         assert status == 1
         assert "the answer to another request" in err
-        status, _, err = await run(at, tmp_path, "--wrong")
+        status, _, err = await run(network, tmp_path, "--wrong")
         assert "python examples/oauth_client.py" in err
 
 
@@ -125,12 +125,12 @@ async def test_the_authorization_server_has_certificates_of_its_own() -> None:
     authority.issue_cert("127.0.0.1").configure_cert(tls)
     authority.configure_trust(trusting)
     with trio.fail_after(60):
-        async with listening(tls) as at:
+        async with listening(tls) as network:
             options = {"http_on_loopback": False}
-            async with at.client(at.auth(ssl_context=trusting, **options), ssl_context=trusting) as client:
+            async with network.client(network.auth(ssl_context=trusting, **options), ssl_context=trusting) as client:
                 assert await client.call_tool("add", {"a": 1, "b": 2}, returns=int) == 3
             with pytest.raises(AuthorizationFailed, match=r"certificate of .* is not trusted") as failed:
-                async with at.client(at.auth(**options), ssl_context=trusting):
+                async with network.client(network.auth(**options), ssl_context=trusting):
                     raise AssertionError("it was opened")
             assert failed.value.blame is Blame.NETWORK
             assert isinstance(failed.value.__cause__, ConnectionFailed)

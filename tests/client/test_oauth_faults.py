@@ -10,8 +10,9 @@ import pytest
 import trio
 from trio.testing import MockClock
 
-from tests.client.http_script import Asked, Out, Play, legacy, modern
-from tests.client.oauth_town import ISSUER, RESOURCE, Town, quiet, town
+from tests.client.http_script import Handler, ReceivedRequest, ResponseWriter, legacy, modern
+from tests.client.matrix import no_tasks_left
+from tests.client.oauth_network import ISSUER, RESOURCE, OAuthNetwork, oauth_network
 from tests.core.auth_server import key
 from tests.http.scripted_server import B, D, E
 from tests.requirements import req
@@ -25,23 +26,23 @@ in_both_eras = pytest.mark.parametrize("revision", [D, E])
 Deed = Callable[[], Awaitable[None]]
 
 
-async def listed(asked: Asked, out: Out) -> None:
-    if asked.what == "GET":
+async def listed(received: ReceivedRequest, out: ResponseWriter) -> None:
+    if received.operation == "GET":
         await out.reply(405)
-    elif "id" not in asked.message:
+    elif "id" not in received.message:
         await out.reply(202)
     else:
-        await out.json(asked.answer({"resultType": "complete", "tools": [], "ttlMs": 0, "cacheScope": "private"}))
+        await out.json(received.answer({"resultType": "complete", "tools": [], "ttlMs": 0, "cacheScope": "private"}))
 
 
-def plain(revision: str) -> Callable[[Town], Play]:
-    return lambda at: at.door(modern(listed) if revision == E else legacy(listed))
+def plain(revision: str) -> Callable[[OAuthNetwork], Handler]:
+    return lambda network: network.require_token(modern(listed) if revision == E else legacy(listed))
 
 
 STEPS = ["oauth-protected-resource", "oauth-authorization-server", "/register", "the user", "/token"]
 
 
-def at_step(at: Town, step: str, deed: Deed) -> list[str]:
+def at_step(network: OAuthNetwork, step: str, deed: Deed) -> list[str]:
     """From now on the deed is done at this step; what is returned tells how often."""
     done: list[str] = []
 
@@ -53,13 +54,13 @@ def at_step(at: Town, step: str, deed: Deed) -> list[str]:
     async def before(request: SendRequest) -> None:
         await do(request.url)
 
-    at.before, at.thinks = before, partial(do, "the user")
+    network.before_exchange, network.before_consent = before, partial(do, "the user")
     return done
 
 
-def all_is_well(at: Town) -> None:
-    at.before = at.thinks = None
-    at.authority.denies = {}
+def all_is_well(network: OAuthNetwork) -> None:
+    network.before_exchange = network.before_consent = None
+    network.authority.denies = {}
 
 
 async def cut() -> None:
@@ -72,13 +73,13 @@ async def refused(client: Client) -> AuthorizationFailed:
     return failed.value
 
 
-def restart(at: Town, client: Client) -> None:
+def restart(network: OAuthNetwork, client: Client) -> None:
     """All is forgotten by both sides: the next flow has all steps."""
-    at.expire()
-    at.authority.refresh_tokens.clear()
-    at.authority.clients.clear()
-    at.exchanges.clear()
-    for each in at.auths:
+    network.revoke_tokens()
+    network.authority.refresh_tokens.clear()
+    network.authority.clients.clear()
+    network.exchanges.clear()
+    for each in network.auths:
         each.store = MemoryTokenStore()
         for place in each._servers.values():
             place.authorizer.record = type(place.authorizer.record)(place.authorizer.server_url)
@@ -87,23 +88,27 @@ def restart(at: Town, client: Client) -> None:
 @pytest.mark.parametrize("step", STEPS)
 @in_both_eras
 async def test_a_flow_may_be_cut_off_at_each_step(step: str, revision: str, autojump_clock: MockClock) -> None:
-    async with quiet(), town(front=plain(revision)) as at, at.client(revision=revision) as client:
-        restart(at, client)
-        done = at_step(at, step, cut if step != "the user" else deny(at))
+    async with (
+        no_tasks_left(),
+        oauth_network(front=plain(revision)) as network,
+        network.client(revision=revision) as client,
+    ):
+        restart(network, client)
+        done = at_step(network, step, cut if step != "the user" else deny(network))
         error = await refused(client)
         assert done
         assert error.blame is (Blame.USER if step == "the user" else Blame.NETWORK)
         assert isinstance(
             error.__cause__, ReplyBroken if step in ("/register", "/token") else Unauthorized | ReplyBroken
         )
-        all_is_well(at)
+        all_is_well(network)
         await client.list_tools_page()
         await client.list_tools_page()
 
 
-def deny(at: Town) -> Deed:
+def deny(network: OAuthNetwork) -> Deed:
     async def denying() -> None:
-        at.authority.denies = {"error": "access_denied", "error_description": "I would rather not"}
+        network.authority.denies = {"error": "access_denied", "error_description": "I would rather not"}
 
     return denying
 
@@ -111,16 +116,20 @@ def deny(at: Town) -> Deed:
 @pytest.mark.parametrize("step", STEPS)
 @in_both_eras
 async def test_a_flow_may_hang_at_each_step(step: str, revision: str, autojump_clock: MockClock) -> None:
-    async with quiet(), town(front=plain(revision)) as at, at.client(revision=revision) as client:
-        restart(at, client)
-        done = at_step(at, step, trio.sleep_forever)
+    async with (
+        no_tasks_left(),
+        oauth_network(front=plain(revision)) as network,
+        network.client(revision=revision) as client,
+    ):
+        restart(network, client)
+        done = at_step(network, step, trio.sleep_forever)
         start = trio.current_time()
         error = await refused(client)
         assert done
         # The documents have more places than one, each of which takes its time to be given up.
         assert 30 <= trio.current_time() - start <= (600 if step == "the user" else 90)
         assert error.blame is (Blame.USER if step == "the user" else Blame.NETWORK)
-        all_is_well(at)
+        all_is_well(network)
         await client.list_tools_page()
 
 
@@ -129,16 +138,20 @@ async def test_a_flow_may_hang_at_each_step(step: str, revision: str, autojump_c
 async def test_whoever_waits_may_go_at_each_step_and_the_flow_goes_on(
     step: str, revision: str, autojump_clock: MockClock
 ) -> None:
-    async with quiet(), town(front=plain(revision)) as at, at.client(revision=revision) as client:
-        restart(at, client)
-        done = at_step(at, step, partial(trio.sleep, 10))
+    async with (
+        no_tasks_left(),
+        oauth_network(front=plain(revision)) as network,
+        network.client(revision=revision) as client,
+    ):
+        restart(network, client)
+        done = at_step(network, step, partial(trio.sleep, 10))
         with trio.move_on_after(5) as scope:
             await client.list_tools_page()
         assert done
         assert scope.cancelled_caught
         await client.list_tools_page()
-        assert len(at.pages) == 2  # of the first flow and of this one
-        assert len(at.exchanges) == len(STEPS) - 1
+        assert len(network.pages) == 2  # of the first flow and of this one
+        assert len(network.exchanges) == len(STEPS) - 1
 
 
 @pytest.mark.parametrize("step", STEPS)
@@ -146,15 +159,15 @@ async def test_whoever_waits_may_go_at_each_step_and_the_flow_goes_on(
 async def test_a_client_may_be_closed_at_each_step_and_the_next_one_begins_anew(
     step: str, revision: str, autojump_clock: MockClock
 ) -> None:
-    async with quiet(), town(front=plain(revision)) as at:
-        auth = at.auth()
-        done = at_step(at, step, trio.sleep_forever)
+    async with no_tasks_left(), oauth_network(front=plain(revision)) as network:
+        auth = network.auth()
+        done = at_step(network, step, trio.sleep_forever)
         with trio.move_on_after(5):
-            async with at.client(auth, revision=revision):
+            async with network.client(auth, revision=revision):
                 raise AssertionError("it was opened")
         assert done
-        all_is_well(at)
-        async with at.client(auth, revision=revision) as client:
+        all_is_well(network)
+        async with network.client(auth, revision=revision) as client:
             await client.list_tools_page()
 
 
@@ -162,9 +175,9 @@ async def test_a_client_may_be_closed_at_each_step_and_the_next_one_begins_anew(
 async def test_of_many_who_wait_all_get_the_same_failure_and_the_next_call_works(
     step: str, autojump_clock: MockClock
 ) -> None:
-    async with quiet(), town(front=plain(E)) as at, at.client(revision=E) as client:
-        restart(at, client)
-        at_step(at, step, cut if step != "the user" else deny(at))
+    async with no_tasks_left(), oauth_network(front=plain(E)) as network, network.client(revision=E) as client:
+        restart(network, client)
+        at_step(network, step, cut if step != "the user" else deny(network))
         errors: list[AuthorizationFailed] = []
 
         async def fail() -> None:
@@ -175,18 +188,18 @@ async def test_of_many_who_wait_all_get_the_same_failure_and_the_next_call_works
                 nursery.start_soon(fail)
         assert len({str(each) for each in errors}) == 1
         assert len({id(each) for each in errors}) == 5  # each with its own traceback
-        all_is_well(at)
+        all_is_well(network)
         await client.list_tools_page()
 
 
 def test_a_call_may_be_cancelled_at_any_step_of_a_flow() -> None:
     async def scenario(attempt: Attempt) -> None:
-        async with town(front=plain(E)) as at, at.client(revision=E) as client:
-            restart(at, client)
+        async with oauth_network(front=plain(E)) as network, network.client(revision=E) as client:
+            restart(network, client)
             with attempt.window():
                 await client.list_tools_page()
             await client.list_tools_page()
-            assert len(at.pages) <= 2  # the user is asked once for both
+            assert len(network.pages) <= 2  # the user is asked once for both
 
     assert cancel_at_each_step(scenario, watch="the scenario") > 3
 
@@ -195,13 +208,13 @@ def test_a_call_may_be_cancelled_at_any_step_of_a_flow() -> None:
 @in_both_eras
 def test_a_client_may_be_cancelled_at_any_step_of_a_flow(revision: str, watch: str) -> None:
     async def scenario(attempt: Attempt) -> None:
-        async with town(front=plain(revision)) as at:
-            auth = at.auth()
+        async with oauth_network(front=plain(revision)) as network:
+            auth = network.auth()
             with attempt.window():
-                async with at.client(auth, revision=revision) as client:
+                async with network.client(auth, revision=revision) as client:
                     await client.list_tools_page()
-            assert not auth.at(at.url)._runs
-            async with at.client(auth, revision=revision) as client:
+            assert not auth.at(network.url)._runs
+            async with network.client(auth, revision=revision) as client:
                 await client.list_tools_page()
 
     assert cancel_at_each_step(scenario, watch=watch) > 5
@@ -210,12 +223,12 @@ def test_a_client_may_be_cancelled_at_any_step_of_a_flow(revision: str, watch: s
 @pytest.mark.full
 def test_anything_may_be_cancelled_at_any_time() -> None:
     async def scenario(attempt: Attempt) -> None:
-        async with town(front=plain(D)) as at:
-            auth = at.auth()
+        async with oauth_network(front=plain(D)) as network:
+            auth = network.auth()
             with attempt.window():
-                async with at.client(auth, revision=D) as client:
+                async with network.client(auth, revision=D) as client:
                     await client.list_tools_page()
-            async with at.client(auth, revision=D) as client:
+            async with network.client(auth, revision=D) as client:
                 await client.list_tools_page()
 
     assert cancel_at_each_step(scenario, watch=any_task) > 50
@@ -241,64 +254,68 @@ def test_anything_may_be_cancelled_at_any_time() -> None:
 async def test_it_is_said_who_is_to_blame(
     settings: dict[str, Any], blame: Blame, why: str, autojump_clock: MockClock
 ) -> None:
-    async with quiet(), town(front=plain(E), **settings) as at:
+    async with no_tasks_left(), oauth_network(front=plain(E), **settings) as network:
         with pytest.raises(AuthorizationFailed, match=why) as failed:
-            async with at.client():
+            async with network.client():
                 raise AssertionError("it was opened")
         assert failed.value.blame is blame
-        assert not at.authority.of("token")
+        assert not network.authority.of("token")
 
 
 @pytest.mark.parametrize("revision", [B, D, E])
 async def test_a_server_that_is_satisfied_by_nothing(revision: str, autojump_clock: MockClock) -> None:
-    async with quiet(), town(front=plain(revision)) as at:
-        at.satisfied = False
+    async with no_tasks_left(), oauth_network(front=plain(revision)) as network:
+        network.accepts_tokens = False
         with pytest.raises(AuthorizationFailed, match="has just issued") as failed:
-            async with at.client(revision=revision):
+            async with network.client(revision=revision):
                 raise AssertionError("it was opened")
         assert isinstance(failed.value.__cause__, Unauthorized)
         assert failed.value.__cause__.status == 401
-        assert len(at.pages) == 1
+        assert len(network.pages) == 1
 
 
 @pytest.mark.parametrize(("status", "challenge"), [(401, "Basic realm=x"), (403, ""), (403, "Bearer")])
 async def test_what_no_token_mends_is_said_with_the_words_of_the_server(
     status: int, challenge: str, autojump_clock: MockClock
 ) -> None:
-    async def play(asked: Asked, out: Out) -> None:
+    async def handle(received: ReceivedRequest, out: ResponseWriter) -> None:
         await out.reply(status, b"Only on Tuesdays", {"WWW-Authenticate": challenge}, "text/plain")
 
-    async with quiet(), town(front=lambda at: modern(play)) as at, at.client(revision=E) as client:
+    async with (
+        no_tasks_left(),
+        oauth_network(front=lambda network: modern(handle)) as network,
+        network.client(revision=E) as client,
+    ):
         error = await refused(client)
         assert isinstance(error.__cause__, Unauthorized)
         assert "Only on Tuesdays" in str(error.__cause__)
-        assert at.pages == []
+        assert network.pages == []
 
 
 async def test_an_endless_document_is_read_no_further_than_it_is_looked_at(autojump_clock: MockClock) -> None:
-    async def endless(asked: Asked, out: Out) -> None:
-        if not asked.target.startswith("/.well-known/"):
+    async def endless(received: ReceivedRequest, out: ResponseWriter) -> None:
+        if not received.target.startswith("/.well-known/"):
             await out.reply(401, headers={"WWW-Authenticate": "Bearer"})
             return
-        await out.raw(b"HTTP/1.1 200 OK\r\nContent-Type: application/json\r\n\r\n{")
+        await out.write(b"HTTP/1.1 200 OK\r\nContent-Type: application/json\r\n\r\n{")
         while True:
             sent.append(65536)
-            await out.raw(b" " * 65536)
+            await out.write(b" " * 65536)
 
     sent: list[int] = []
-    async with quiet(), town(front=lambda at: endless) as at:
+    async with no_tasks_left(), oauth_network(front=lambda network: endless) as network:
         with pytest.raises(AuthorizationFailed):
-            async with at.client():
+            async with network.client():
                 raise AssertionError("it was opened")
     assert sum(sent) < 20 * 256 * 1024
 
 
 async def test_what_went_wrong_on_the_way_is_not_the_cause_of_what_came_later(autojump_clock: MockClock) -> None:
     settings: dict[str, Any] = {"path": "/.well-known/openid-configuration", "denies": {"error": "access_denied"}}
-    async with quiet(), town(front=plain(E), **settings) as at:
-        done = at_step(at, "oauth-authorization-server", cut)
+    async with no_tasks_left(), oauth_network(front=plain(E), **settings) as network:
+        done = at_step(network, "oauth-authorization-server", cut)
         with pytest.raises(AuthorizationFailed, match="access_denied") as failed:
-            async with at.client():
+            async with network.client():
                 raise AssertionError("it was opened")
         assert done
         assert isinstance(failed.value.__cause__, Unauthorized)
@@ -312,10 +329,10 @@ async def test_a_callback_that_fails_is_the_cause(
     def failing(url: str) -> str:
         raise kind("Geheim")
 
-    async with quiet(), town() as at:
+    async with no_tasks_left(), oauth_network() as network:
         callbacks = {"visit": None, "redirect_uri": None, "browser": failing} if name == "browser" else {name: failing}
         with pytest.raises(AuthorizationFailed, match=f"the callback {name} failed .{kind.__name__}") as failed:
-            async with at.client(at.auth(**callbacks)):
+            async with network.client(network.auth(**callbacks)):
                 raise AssertionError("it was opened")
         assert failed.value.blame is Blame.APPLICATION
         assert isinstance(failed.value.__cause__, kind)
@@ -332,18 +349,18 @@ async def test_a_callback_that_fails_is_the_cause(
     ],
 )
 async def test_what_visit_gives_may_be_no_answer(answer: Any, why: str, autojump_clock: MockClock) -> None:
-    async with quiet(), town() as at:
+    async with no_tasks_left(), oauth_network() as network:
         with pytest.raises(AuthorizationFailed, match=why) as failed:
-            async with at.client(at.auth(visit=lambda url: answer)):
+            async with network.client(network.auth(visit=lambda url: answer)):
                 raise AssertionError("it was opened")
         assert failed.value.blame is (Blame.APPLICATION if answer is None else Blame.USER)
 
 
 async def test_what_visit_gives_may_have_been_copied_with_blanks_around_it(autojump_clock: MockClock) -> None:
     async def copied(url: str) -> str:
-        return f" {await at.visit(url)} \r\n"
+        return f" {await network.visit(url)} \r\n"
 
-    async with quiet(), town() as at, at.client(at.auth(visit=copied)) as client:
+    async with no_tasks_left(), oauth_network() as network, network.client(network.auth(visit=copied)) as client:
         assert await client.call_tool("add", {"a": 1, "b": 2}, returns=int) == 3
 
 
@@ -361,21 +378,21 @@ async def test_a_key_that_cannot_sign_fails_the_flow_and_the_request(autojump_cl
 
     application = Application("Visitor", dpop=Key("ES256", sign, good.jwk))
 
-    async def play(asked: Asked, out: Out) -> None:
-        if asked.target.startswith("/.well-known/"):
+    async def handle(received: ReceivedRequest, out: ResponseWriter) -> None:
+        if received.target.startswith("/.well-known/"):
             await out.json({"resource": RESOURCE, "authorization_servers": [ISSUER]})
-        elif "DPoP" not in asked.headers:
+        elif "DPoP" not in received.headers:
             await out.reply(401, headers={"WWW-Authenticate": "DPoP"})
         else:
-            await listed(asked, out)
+            await listed(received, out)
 
-    async with quiet(), town(front=lambda at: modern(play), dpop=True) as at:
-        async with at.client(at.auth(application), revision=E) as client:
+    async with no_tasks_left(), oauth_network(front=lambda network: modern(handle), dpop=True) as network:
+        async with network.client(network.auth(application), revision=E) as client:
             await client.list_tools_page()
             with pytest.raises(UsageError, match="could not sign") as failed:
                 await client.list_tools_page()
             assert isinstance(failed.value.__cause__, Gone)
-        async with at.client(at.auth(application), revision=E) as client:
+        async with network.client(network.auth(application), revision=E) as client:
             error = await refused(client)
             assert "could not sign" in str(error)
             assert isinstance(error.__cause__, Gone)
@@ -384,9 +401,9 @@ async def test_a_key_that_cannot_sign_fails_the_flow_and_the_request(autojump_cl
 
 
 async def test_a_websocket_that_is_not_allowed_has_the_servers_refusal_for_a_cause(autojump_clock: MockClock) -> None:
-    async with quiet(), town("websocket", denies={"error": "access_denied"}) as at:
+    async with no_tasks_left(), oauth_network("websocket", denies={"error": "access_denied"}) as network:
         with pytest.raises(AuthorizationFailed, match="access_denied") as failed:
-            async with at.client():
+            async with network.client():
                 raise AssertionError("it was opened")
         assert isinstance(failed.value.__cause__, UpgradeRefused)
         assert failed.value.__cause__.status == 401

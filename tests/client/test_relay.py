@@ -14,8 +14,8 @@ import pytest
 import trio
 from trio.testing import MockClock, memory_stream_pair, wait_all_tasks_blocked
 
-from tests.client.house import build
-from tests.client.linked import Peer
+from tests.client.memory_links import Peer
+from tests.client.sample_server import sample_server
 from tests.server.checkpoints import Attempt, any_task, cancel_at_each_step, wait_or_fail
 from trio_mcp import (
     Accepted,
@@ -192,7 +192,7 @@ TOOLS = [
 async def test_a_value_that_the_server_behind_has_in_a_box_is_in_no_other_one(
     behind: str, before: str, autojump_clock: MockClock
 ) -> None:
-    async with relayed(build(), behind, before) as client:
+    async with relayed(sample_server(), behind, before) as client:
         assert await client.call_tool("add", {"a": 1, "b": 2}, returns=int) == 3
         result = await client.call_tool("add", {"a": 1, "b": 2})
     boxed = C <= behind <= D
@@ -214,7 +214,7 @@ async def test_a_value_that_the_server_behind_has_in_a_box_is_in_no_other_one(
 async def test_through_a_relay_everything_is_as_it_is(
     behind: str, before: str, sees: Callable[[Client, str], Awaitable[None]], autojump_clock: MockClock
 ) -> None:
-    async with relayed(build(), behind, before) as client:
+    async with relayed(sample_server(), behind, before) as client:
         assert client.revision == before
         await sees(client, min(behind, before))
 
@@ -231,7 +231,7 @@ async def test_questions_are_asked_of_the_client_that_made_the_call(behind: str,
         "sampling": lambda asked: ("nothing", "a model"),
         "roots": ["/tmp/one"],
     }
-    async with relayed(build(), behind, before, **answers) as client:
+    async with relayed(sample_server(), behind, before, **answers) as client:
         assert text(await client.call_tool("think")) == "a model: nothing"
         assert "file:///tmp/one" in text(await client.call_tool("rooms"))
         ordered = await client.call_tool("order")
@@ -249,7 +249,7 @@ async def test_questions_are_asked_of_the_client_that_made_the_call(behind: str,
 @behind
 @before
 async def test_a_client_that_cannot_be_asked_is_not(behind: str, before: str) -> None:
-    async with relayed(build(), behind, before) as client:
+    async with relayed(sample_server(), behind, before) as client:
         if before == behind == E:  # it is told what it lacks, as by the server itself
             with pytest.raises(RequestError) as raised:
                 await client.call_tool("think")
@@ -272,7 +272,7 @@ async def failing(client: Client, name: str) -> str:
 @pytest.mark.parametrize("behind", [C, E])
 @pytest.mark.parametrize("before", [C, E])
 async def test_a_user_who_declines_has_declined(behind: str, before: str) -> None:
-    async with relayed(build(), behind, before, elicitation=lambda asked: Declined()) as client:
+    async with relayed(sample_server(), behind, before, elicitation=lambda asked: Declined()) as client:
         assert "Declined" in text(await client.call_tool("order"))
 
 
@@ -340,7 +340,7 @@ async def one_stream(server: Server) -> AsyncIterator[trio.abc.Stream]:
 @before
 async def test_a_question_is_never_asked_of_another_client(behind: str, before: str) -> None:
     async with (
-        one_stream(build()) as target,
+        one_stream(sample_server()) as target,
         open_relay(target, revision=behind) as shown,
         two(shown, before, "hold") as (_, second),
     ):
@@ -354,7 +354,7 @@ async def test_a_question_is_never_asked_of_another_client(behind: str, before: 
 @before
 async def test_a_client_is_asked_while_other_calls_of_its_own_run(behind: str, before: str) -> None:
     async with (
-        relayed(build(), behind, before, sampling=lambda asked: ("hm", "model")) as client,
+        relayed(sample_server(), behind, before, sampling=lambda asked: ("hm", "model")) as client,
         trio.open_nursery() as nursery,
     ):
         nursery.start_soon(client.call_tool, "hold", {"name": "one"})
@@ -371,7 +371,7 @@ async def test_a_client_that_leaves_a_question_unanswered_keeps_nobody_from_bein
         await trio.sleep_forever()
 
     async with (
-        open_relay(build(), revision=behind) as shown,
+        open_relay(sample_server(), revision=behind) as shown,
         shown.running(),
         open_client(shown, revision=E, elicitation=never) as one,
         open_client(shown, revision=E, elicitation=lambda asked: {"size": 7}) as other,
@@ -390,7 +390,7 @@ async def test_a_call_that_waits_for_its_client_keeps_its_log_messages_from_othe
     behind: str, autojump_clock: MockClock
 ) -> None:
     heard: list[LoggingMessageParams] = []
-    server, asked, talked = build(), trio.Event(), trio.Event()
+    server, asked, talked = sample_server(), trio.Event(), trio.Event()
 
     @server.tool
     async def ask_and_talk(ctx: Context) -> None:
@@ -426,7 +426,7 @@ async def test_a_call_that_waits_for_its_client_keeps_its_log_messages_from_othe
 
 
 async def test_who_only_looks_around_is_asked_nothing(autojump_clock: MockClock) -> None:
-    server = build()
+    server = sample_server()
 
     @server.completion
     async def slowly() -> list[str]:
@@ -472,7 +472,7 @@ async def behind_a_peer(revision: str, capabilities: Any, **options: Any) -> Asy
 
 async def test_a_callback_of_ones_own_answers_itself() -> None:
     relay = {"sampling": lambda asked: ("the relay", "mine")}
-    async with relayed(build(), D, D, relay) as client:
+    async with relayed(sample_server(), D, D, relay) as client:
         assert text(await client.call_tool("think")) == "mine: the relay"
 
 
@@ -521,7 +521,7 @@ async def test_a_page_that_is_done_is_told_whom_it_was_shown() -> None:
 
 @behind
 async def test_what_another_revision_has_kept_to_itself_does_not_go_along(behind: str) -> None:
-    async with relayed(build(), behind, A) as client:  # where everybody may say everything
+    async with relayed(sample_server(), behind, A) as client:  # where everybody may say everything
         kept = {"mcp.dev/x": 1, "com.mcp.tools/x": 2, "io.modelcontextprotocol/x": 3, "com.example/x": 4}
         said = text(await client.call_tool("meta", meta=kept))
         assert json.loads(said) == {"com.example/x": 4} | ({} if behind == C else {"mcp.dev/x": 1})
@@ -624,7 +624,7 @@ async def test_pages_whose_end_is_never_told_are_forgotten() -> None:
             await peer.send({"id": 5 + number, "method": "elicitation/create", "params": page})
             await wait_all_tasks_blocked()
         for number in (0, 1, 100):
-            await peer.tell("notifications/elicitation/complete", {"elicitationId": f"{number}"})
+            await peer.notify("notifications/elicitation/complete", {"elicitationId": f"{number}"})
         await wait_all_tasks_blocked()
         await peer.answer(asked, {"content": []})
     assert sorted(done) == ["https://pay.example/1", "https://pay.example/100"]  # in no order
@@ -643,7 +643,7 @@ async def test_all_that_was_said_before_a_result_is_heard_before_it(before: str)
         async def serve() -> None:
             asked = await peer.take("tools/call")
             for number in range(9):
-                await peer.tell("notifications/message", {"level": "info", "data": number})
+                await peer.notify("notifications/message", {"level": "info", "data": number})
             await peer.answer(asked, {"content": []})
 
         await client.call_tool("any")
@@ -654,7 +654,7 @@ async def test_all_that_was_said_before_a_result_is_heard_before_it(before: str)
 @before
 async def test_log_messages_come_before_the_result_of_their_call(behind: str, before: str) -> None:
     heard: list[LoggingMessageParams] = []
-    async with relayed(build(), behind, before, on_log=heard.append, log_level="info") as client:
+    async with relayed(sample_server(), behind, before, on_log=heard.append, log_level="info") as client:
         await client.call_tool("talk")
         assert [(each.level, each.data, each.logger) for each in heard] == [("warning", {"loud": True}, "house")]
 
@@ -663,7 +663,7 @@ async def test_log_messages_come_before_the_result_of_their_call(behind: str, be
 async def test_log_messages_that_may_be_anybodys_are_dropped(behind: str) -> None:
     heard: list[LoggingMessageParams] = []
     async with (
-        one_stream(build()) as target,
+        one_stream(sample_server()) as target,
         open_relay(target, revision=behind) as shown,
         two(shown, D, "hold", on_log=heard.append) as (_, second),
     ):
@@ -699,7 +699,7 @@ async def test_without_the_server_behind_every_call_is_refused_and_none_hangs(
 ) -> None:
     ours, theirs = memory_stream_pair()
     async with trio.open_nursery() as nursery:
-        nursery.start_soon(serve_stream, build(), theirs)
+        nursery.start_soon(serve_stream, sample_server(), theirs)
         async with open_relay(ours, revision=behind) as shown, open_client(shown, revision=before) as client:
             async with trio.open_nursery() as calls:
                 calls.start_soon(refused, client, "tools/call", {"name": "hold", "arguments": {"name": "one"}})
@@ -721,7 +721,7 @@ async def refused(client: Client, method: str, params: Any) -> None:
 async def test_after_its_block_a_server_that_is_still_served_says_so(before: str) -> None:
     ours, theirs = memory_stream_pair()
     async with trio.open_nursery() as nursery:
-        async with open_relay(build()) as shown:
+        async with open_relay(sample_server()) as shown:
             nursery.start_soon(serve_stream, shown, theirs)
             await wait_all_tasks_blocked()
         async with open_client(ours, revision=before) as client:
@@ -734,7 +734,7 @@ async def test_after_its_block_a_server_that_is_still_served_says_so(before: str
 @pytest.mark.full
 def test_a_relay_can_be_cancelled_anywhere() -> None:
     async def scenario(attempt: Attempt) -> None:
-        server = build()
+        server = sample_server()
         # Of a link that is cancelled while it is opened, whoever opens it may see first that it has ended.
         with attempt.window(), contextlib.suppress(SessionClosed):
             async with relayed(server, D, E, sampling=lambda asked: ("hm", "model")) as client:
@@ -748,7 +748,7 @@ def test_a_relay_can_be_cancelled_anywhere() -> None:
 async def test_what_the_block_raises_leaves_it_as_it_is() -> None:
     mine = KeyError("mine")
     with pytest.raises(KeyError) as raised:
-        async with open_relay(build()):
+        async with open_relay(sample_server()):
             raise mine
     assert raised.value is mine
 
@@ -756,14 +756,14 @@ async def test_what_the_block_raises_leaves_it_as_it_is() -> None:
 @pytest.mark.parametrize("options", [{"asks": ["money"]}, {"revisions": ["2020-01-01"]}, {"asks": "roots"}])
 def test_what_no_relay_can_do_is_said_before_anything_is_opened(options: Any) -> None:
     with pytest.raises(UsageError, match=r"asks must be one of|unknown revision|asks must be a list"):
-        open_relay(build(), **options)
+        open_relay(sample_server(), **options)
 
 
 async def test_a_relay_has_nothing_of_its_own() -> None:
     async def mine() -> str:
         return ""
 
-    async with open_relay(build()) as shown:
+    async with open_relay(sample_server()) as shown:
         for add in (shown.tool, shown.prompt, shown.completion, lambda function: shown.mount(Server("other"))):
             with pytest.raises(UsageError, match="a relay only has the features of its upstream server"):
                 add(mine)
@@ -787,7 +787,7 @@ async def mounting(*relays: tuple[str, Server], **options: Any) -> AsyncIterator
 
 @pytest.mark.parametrize("before", [A, D, E])
 async def test_the_entries_of_a_mounted_relay_are_listed_after_those_of_the_server(before: str) -> None:
-    async with mounting(("house_", build())) as front, open_client(front, revision=before) as client:
+    async with mounting(("house_", sample_server())) as front, open_client(front, revision=before) as client:
         assert [tool.name for tool in await client.list_tools()] == ["own", *(f"house_{name}" for name in TOOLS)]
         assert [each.name for each in await client.list_prompts()] == [
             "own", "house_review", "house_short", "house_long", "house_wide",
@@ -806,7 +806,7 @@ async def test_the_entries_of_a_mounted_relay_are_listed_after_those_of_the_serv
 @pytest.mark.parametrize("before", [A, D, E])
 async def test_requests_for_the_entries_of_a_mounted_relay_go_upstream(before: str) -> None:
     async with (
-        mounting(("house_", build())) as front,
+        mounting(("house_", sample_server())) as front,
         open_client(front, revision=before, sampling=lambda asked: ("hm", "model")) as client,
     ):
         assert text(await client.call_tool("own")) == "mine"
@@ -830,7 +830,7 @@ async def test_requests_for_the_entries_of_a_mounted_relay_go_upstream(before: s
 @pytest.mark.parametrize("before", [D, E])
 async def test_changes_of_a_mounted_relay_reach_the_clients_of_the_server(before: str) -> None:
     async with (
-        mounting(("house_", build())) as front,
+        mounting(("house_", sample_server())) as front,
         front.running(),
         open_client(front, revision=before) as client,
         client.listen(tools=True, resources=["house://one", "own://one"]) as changes,
@@ -860,7 +860,7 @@ async def test_a_relay_may_be_mounted_in_a_server_that_is_mounted(before: str) -
 
     outer = Server("outer", middleware=[note("outer")])
     outer.tool(name="own")(lambda: "outer's")
-    async with mounting(("house_", build()), middleware=[note("front")]) as front:
+    async with mounting(("house_", sample_server()), middleware=[note("front")]) as front:
         outer.mount(front, prefix="front.")
         async with open_client(outer, revision=before) as client:
             names = [tool.name for tool in await client.list_tools()]
@@ -881,7 +881,7 @@ async def test_several_relays_are_told_apart_by_prefixes_and_asked_for_uris_in_t
     other.tool(name="own")(lambda: "hidden")
     other.resource("other://one", name="one")(lambda: "other's")
     other.resource("broken://one", name="broken")(_broken)
-    async with mounting(("house_", build()), ("", other)) as front, open_client(front, revision=E) as client:
+    async with mounting(("house_", sample_server()), ("", other)) as front, open_client(front, revision=E) as client:
         tools = [tool.name for tool in await client.list_tools()]
         assert tools == ["own", *(f"house_{name}" for name in TOOLS), "add"]  # an own tool hides that of a relay
         assert text(await client.call_tool("add")) == "other's"
@@ -912,7 +912,7 @@ async def test_a_relay_is_asked_only_for_what_its_server_declares() -> None:
 
 
 async def test_a_subscription_goes_to_the_relay_that_has_the_resource() -> None:
-    server, other = build(filter=lambda principal, item: getattr(item, "name", "") != "one"), Server("other")
+    server, other = sample_server(filter=lambda principal, item: getattr(item, "name", "") != "one"), Server("other")
     other.resource("other://one", name="one")(lambda: "")
     async with (
         mounting(("", server), ("o_", other)) as front,
@@ -928,7 +928,7 @@ async def test_a_subscription_goes_to_the_relay_that_has_the_resource() -> None:
 
 
 async def test_relays_that_cannot_be_told_apart_or_filtered_are_not_mounted() -> None:
-    async with mounting(("x_", build())) as front, open_relay(build()) as shown:
+    async with mounting(("x_", sample_server())) as front, open_relay(sample_server()) as shown:
         with pytest.raises(UsageError, match="a relay is mounted here already with the prefix 'x_'"):
             front.mount(shown, prefix="x_")
         filtering = Server("filtering", filter=lambda principal, item: True)
@@ -964,7 +964,7 @@ async def test_arguments_in_headers_of_a_mounted_relay_are_checked() -> None:
 @pytest.mark.parametrize("behind", [D, E])
 @pytest.mark.parametrize("before", [D, E])
 async def test_a_resource_is_listened_to_behind_for_as_long_as_somebody_does(behind: str, before: str) -> None:
-    server = build()
+    server = sample_server()
     async with (
         one_stream(server) as target,
         open_relay(target, revision=behind) as shown,
@@ -990,7 +990,7 @@ def listened_to(server: Server) -> int:
 
 
 async def test_a_subscription_that_the_server_behind_refuses_is_refused() -> None:
-    server = build(filter=lambda principal, item: getattr(item, "name", "") != "one")
+    server = sample_server(filter=lambda principal, item: getattr(item, "name", "") != "one")
     async with relayed(server, D, D) as client:
         for _ in range(2):
             with pytest.raises(RequestError) as raised:
@@ -1012,7 +1012,7 @@ async def test_what_changed_before_anybody_listened_is_told() -> None:
     async with playing(E, D) as (peer, client), client.listen(tools=True) as changes:
         listening = await peer.take("subscriptions/listen")
         kinds = {"notifications": {"toolsListChanged": True}}
-        await peer.tell("notifications/subscriptions/acknowledged", kinds, subscription=listening)
+        await peer.notify("notifications/subscriptions/acknowledged", kinds, subscription=listening)
         assert (await wait_or_fail(changes.__anext__, "a change")).kind.name == "TOOLS"
 
 
@@ -1059,7 +1059,7 @@ async def test_what_cannot_be_read_is_shown_all_the_same(before: str) -> None:
     ],
 )
 async def test_params_that_are_none_are_refused_here(method: str, params: Any) -> None:
-    async with relayed(build(), D, D) as client:
+    async with relayed(sample_server(), D, D) as client:
         with pytest.raises(RequestError) as raised:
             await client.request(method, params)
         assert raised.value.code == -32602
@@ -1087,7 +1087,7 @@ async def test_a_middleware_sees_what_goes_through() -> None:
         seen.append(request.method)
         return await call_next(request)
 
-    async with relayed(build(), D, E, {"middleware": [mine]}) as client:
+    async with relayed(sample_server(), D, E, {"middleware": [mine]}) as client:
         await client.call_tool("greet", {"name": "you"})
         await client.complete(ResourceReference("rooms://{name}"), "name", "")
     assert seen == ["tools/call", "completion/complete"]
@@ -1095,7 +1095,7 @@ async def test_a_middleware_sees_what_goes_through() -> None:
 
 async def test_a_relay_of_a_relay_is_one() -> None:
     async with (
-        open_relay(build(), revision=A) as inner,
+        open_relay(sample_server(), revision=A) as inner,
         open_relay(inner, revision=E) as shown,
         open_client(shown, revision=C, sampling=lambda asked: ("far away", "model")) as client,
     ):
@@ -1109,7 +1109,7 @@ async def test_a_relay_of_a_relay_is_one() -> None:
 
 @pytest.mark.parametrize("before", [B, C, D, E])
 async def test_a_stdio_server_is_shown_over_http(before: str) -> None:
-    command = [sys.executable, "-m", "tests.client.house"]
+    command = [sys.executable, "-m", "tests.client.sample_server"]
     async with (
         open_relay(command, cwd=HERE.parent.parent) as shown,
         over_http(shown) as url,
@@ -1144,7 +1144,7 @@ trio.run(main)
 @pytest.mark.parametrize("before", [A, D, E])
 async def test_an_http_server_is_shown_over_stdio(before: str) -> None:
     async with (
-        over_http(build()) as url,
+        over_http(sample_server()) as url,
         open_client(
             [sys.executable, "-c", PROGRAM, url],
             revision=before,
@@ -1238,7 +1238,7 @@ async def test_a_middleware_that_changes_a_list_with_a_mounted_relay_changes_no_
             tool["title"] = f"{tool.get('title', 'x')}!"
         return page
 
-    async with mounting(("house_", build()), middleware=[louder]) as front, open_client(front) as client:
+    async with mounting(("house_", sample_server()), middleware=[louder]) as front, open_client(front) as client:
         for _ in range(3):
             assert {tool.title for tool in await client.list_tools()} == {"x!"}
 
@@ -1305,7 +1305,7 @@ async def test_all_sessions_are_opened_again_when_the_program_has_changed(
 
 
 async def test_a_session_that_is_being_closed_is_not_opened_again(autojump_clock: MockClock) -> None:
-    relay = Relay(build(), ASKS, (), tuple(REVISIONS), {})
+    relay = Relay(sample_server(), ASKS, (), tuple(REVISIONS), {})
     async with Block(relay.open, "") as shown, open_client(shown, revision=E) as client:
         await client.list_tools()
         (upstream,) = relay._upstreams.values()
@@ -1317,7 +1317,7 @@ async def test_a_session_that_is_being_closed_is_not_opened_again(autojump_clock
 
 async def test_a_session_whose_client_leaves_meanwhile_is_closed(autojump_clock: MockClock) -> None:
     for number in range(0, 60, 6):  # so many steps after the beginning
-        relay = Relay(build(), ASKS, (), tuple(REVISIONS), {})
+        relay = Relay(sample_server(), ASKS, (), tuple(REVISIONS), {})
         async with Block(relay.open, "") as shown, open_client(shown) as one, trio.open_nursery() as nursery:
             async with open_client(shown) as two:
                 for client in (one, two):

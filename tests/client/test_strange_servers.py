@@ -15,7 +15,7 @@ import pytest
 import trio
 from trio.testing import MockClock
 
-from tests.client.everywhere import nothing_left, reachable
+from tests.client.matrix import no_tasks_left, tcp_connects_to
 from tests.http.scripted_server import B, D, E
 from tests.http.served import MemoryListener
 from trio_mcp import McpError, connect_client
@@ -149,9 +149,9 @@ async def test_whatever_a_server_answers_is_a_result_or_an_error_of_ours(
     opened = 0
     for visit in range(15):
         listener = MemoryListener()
-        async with nothing_left(), trio.open_nursery() as nursery:
+        async with no_tasks_left(), trio.open_nursery() as nursery:
             nursery.start_soon(trio.serve_listeners, strange.serve, [listener])
-            with reachable(listener.connect), trio.fail_after(3600):
+            with tcp_connects_to(listener.connect), trio.fail_after(3600):
                 pinned: Any = {"revision": revision} if visit % 2 else {}
                 try:
                     client = await connect_client(nursery, "http://127.0.0.1:3000/mcp", **pinned)

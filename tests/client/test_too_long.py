@@ -10,7 +10,7 @@ import pytest
 import trio
 from trio.testing import MockClock, wait_all_tasks_blocked
 
-from tests.client.linked import Link, linked, scripted
+from tests.client.memory_links import Link, open_link, open_scripted_link
 from tests.http.scripted_server import A, B, C, D, E
 from tests.server.checkpoints import wait_or_fail
 from trio_mcp import Server, open_client
@@ -66,7 +66,7 @@ def wire(message: dict[str, Any]) -> bytes:
 async def test_an_answer_beyond_the_limit_fails_its_call_alone(
     revision: str, order: Callable[[Any], dict[str, Any]], autojump_clock: MockClock
 ) -> None:
-    async with scripted(revision, {"tools": {}}, limits=LITTLE) as (link, peer), open_nursery() as nursery:
+    async with open_scripted_link(revision, {"tools": {}}, limits=LITTLE) as (link, peer), open_nursery() as nursery:
         calls = Calls(link, nursery)
         asked = {}
         for name in ("before", "this", "after"):
@@ -79,7 +79,7 @@ async def test_an_answer_beyond_the_limit_fails_its_call_alone(
         for name in ("before", "after"):
             await peer.answer(asked[name], {"content": []})
             assert (await calls.outcome(name))["content"] == []
-        assert link.talk.mistakes == []
+        assert link.recorder.mistakes == []
 
 
 @ALL
@@ -88,7 +88,7 @@ async def test_an_answer_without_an_id_is_for_the_only_call_that_waits(
 ) -> None:
     too_long = wire({"result": LONG, "jsonrpc": "2.0"})
     refused = wire({"jsonrpc": "2.0", "id": None, "error": {"code": -32700, "message": "too much"}})
-    async with scripted(revision, {"tools": {}}, limits=LITTLE) as (link, peer), open_nursery() as nursery:
+    async with open_scripted_link(revision, {"tools": {}}, limits=LITTLE) as (link, peer), open_nursery() as nursery:
         calls = Calls(link, nursery)
         calls.start("one")
         one = await peer.take("tools/call")
@@ -98,20 +98,20 @@ async def test_an_answer_without_an_id_is_for_the_only_call_that_waits(
         for name, asked in (("one", one), ("two", two)):
             await peer.answer(asked)
             assert not isinstance(await calls.outcome(name), McpError)
-        assert len(link.talk.mistakes) == 2
+        assert len(link.recorder.mistakes) == 2
         for said, kind in ((too_long, RemoteProtocolError), (refused, RequestError)):
             calls.start("three")
             await peer.take("tools/call")
             await peer.stream.send_all(said)
             assert type(await calls.outcome("three")) is kind
-        assert len(link.talk.mistakes) == 2
+        assert len(link.recorder.mistakes) == 2
 
 
 @pytest.mark.parametrize("revision", [A, B, C, D])
 async def test_what_a_server_says_of_the_end_of_the_handshake_costs_no_call(
     revision: str, autojump_clock: MockClock
 ) -> None:
-    async with scripted(revision, {"tools": {}}) as (link, peer), open_nursery() as nursery:
+    async with open_scripted_link(revision, {"tools": {}}) as (link, peer), open_nursery() as nursery:
         calls = Calls(link, nursery)
         calls.start("first")
         asked = await peer.take("tools/call")
@@ -122,7 +122,7 @@ async def test_what_a_server_says_of_the_end_of_the_handshake_costs_no_call(
             await peer.send({"id": None, **said})
         await peer.answer(asked, {"content": []})
         assert (await calls.outcome("first"))["content"] == []
-        assert len(link.talk.mistakes) == 2
+        assert len(link.recorder.mistakes) == 2
 
 
 @ALL
@@ -137,7 +137,7 @@ async def test_a_request_beyond_the_limit_of_a_server_is_refused_with_its_id(
         await gate.wait()
         return 3
 
-    async with linked(server, revision) as link, open_nursery() as nursery:
+    async with open_link(server, revision) as link, open_nursery() as nursery:
         calls = Calls(link, nursery)
         calls.start("wait")
         with pytest.raises(RequestError, match="longer than 6000 bytes") as refused:
@@ -156,7 +156,7 @@ async def calling(call: Callable[[], Awaitable[Any]]) -> Any:
 async def test_a_question_beyond_the_limit_of_a_client_is_refused_with_its_id(
     revision: str, autojump_clock: MockClock
 ) -> None:
-    async with scripted(revision, {}, limits=LITTLE) as (_, peer):
+    async with open_scripted_link(revision, {}, limits=LITTLE) as (_, peer):
         await peer.send({"id": "q-1", "method": "roots/list", "params": LONG})
         await peer.send({"method": "roots/list", "params": LONG, "id": "q-2"})
         for id in ("q-1", "q-2"):
@@ -190,10 +190,10 @@ async def test_a_client_of_a_server_in_its_own_process_does_not_wait_for_ever(
 async def test_a_stray_print_of_a_server_can_be_found_and_is_not_repeated_to_it(
     revision: str, autojump_clock: MockClock
 ) -> None:
-    async with scripted(revision, {}) as (link, peer):
+    async with open_scripted_link(revision, {}) as (link, peer):
         await peer.stream.send_all(b"Starting up...\r\n")
         await wait_all_tasks_blocked()
-        [mistake] = link.talk.mistakes
+        [mistake] = link.recorder.mistakes
         assert "it begins with 'Starting up...'" in mistake
         assert len(peer.messages) == (revision != E)  # where a client may answer at all
         assert "Starting" not in json.dumps(peer.messages)

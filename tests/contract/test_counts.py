@@ -38,7 +38,7 @@ class Case:
 
     @property
     def transport(self) -> str:
-        name: str = self.params["transport"] if "transport" in self.params else self.params["where"].transport
+        name: str = self.params["transport"] if "transport" in self.params else self.params["variant"].transport
         return NAMES.get(name, name)
 
 
@@ -50,7 +50,7 @@ def cases(module: ModuleType) -> Iterator[Case]:
             params: dict[str, Any] = {}
             for table, row in zip(tables, rows, strict=True):
                 params |= table.read(row)
-            if params.keys() & {"transport", "where"}:
+            if params.keys() & {"transport", "variant"}:
                 of_rows = [mark for row in rows for mark in row.marks]
                 yield Case(f"{module.__name__}::{name}[{params}]", params, [*marks, *of_rows])
 

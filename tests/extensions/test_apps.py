@@ -11,7 +11,7 @@ import trio
 from trio.testing import MockClock
 
 from examples import clock_app
-from tests.client.everywhere import Where, contract, visiting
+from tests.client.matrix import Variant, client_of, each_transport_and_asgi
 from tests.peers.installed import needs, tool
 from tests.server.raw_client import connected, every_revision
 from trio_mcp import Context, Server, UsageError, open_client
@@ -36,12 +36,12 @@ STRICT = (
 )
 
 
-@contract(without=("child",))
-async def test_a_host_finds_the_page_of_a_tool(where: Where, autojump_clock: MockClock) -> None:
-    async with visiting(where, clock_app.server, extensions=HOST) as client:
+@each_transport_and_asgi(without=("child",))
+async def test_a_host_finds_the_page_of_a_tool(variant: Variant, autojump_clock: MockClock) -> None:
+    async with client_of(variant, clock_app.server, extensions=HOST) as client:
         assert client.extension(APPS) == {}
         tools = {tool.name: tool for tool in await client.list_tools()}
-        if where.revision >= "2025-06-18":  # older revisions have no _meta of a tool
+        if variant.revision >= "2025-06-18":  # older revisions have no _meta of a tool
             assert page_of(tools["time_in"]) == page_of(tools["refresh"]) == "ui://clock/face"
             assert (is_for_model(tools["time_in"]), is_for_model(tools["refresh"])) == (True, False)
         page = await read_page(client, "ui://clock/face")

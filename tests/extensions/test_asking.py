@@ -11,7 +11,7 @@ import pytest
 import trio
 from trio.testing import MockClock
 
-from tests.client.everywhere import Where, contract, visiting
+from tests.client.matrix import Variant, client_of, each_transport_and_asgi
 from tests.requirements import req
 from tests.server.raw_client import CANCELLED, CAPABILITIES, ErrorResponse, RawClient, connected, every_revision
 from trio_mcp import Context, Elicit, Limits, RequestError, Sample, Server, open_client
@@ -69,8 +69,8 @@ def asking(**options: Any) -> Server:
 
 
 @req("task-01", "task-02", "task-03", "task-33", "task-36", "task-12")
-@contract(without=("child",), legacy_without=("http json",))
-async def test_one_handler_asks_in_each_revision(where: Where, autojump_clock: MockClock) -> None:
+@each_transport_and_asgi(without=("child",), legacy_without=("http json",))
+async def test_one_handler_asks_in_each_revision(variant: Variant, autojump_clock: MockClock) -> None:
     async def user(request: FormElicitationRequest) -> dict[str, Any]:
         await trio.sleep(100)
         return {"value": True}
@@ -79,9 +79,9 @@ async def test_one_handler_asks_in_each_revision(where: Where, autojump_clock: M
         await trio.sleep(50)
         return "because", "a model"
 
-    async with visiting(where, asking(), tasks=True, elicitation=user, sampling=model) as client:
+    async with client_of(variant, asking(), tasks=True, elicitation=user, sampling=model) as client:
         assert await client.call_tool("summarize", returns=str) == "because"
-        if where.revision >= "2025-06-18":
+        if variant.revision >= "2025-06-18":
             assert await client.call_tool("confirm", returns=str) == "Accepted(value=True)"
             assert await client.call_tool("both", returns=str) == "True, because"
             assert await client.call_tool("inside", returns=str) == "Accepted(value=True)"

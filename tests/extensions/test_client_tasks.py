@@ -12,7 +12,7 @@ import trio
 import trio.testing
 from trio.testing import MockClock
 
-from tests.client.everywhere import Where, contract, visiting
+from tests.client.matrix import Variant, client_of, each_transport_and_asgi
 from tests.extensions.test_server_tasks import CORE, EXTENSION, Name, serving
 from tests.requirements import req
 from trio_mcp import Client, Context, Elicit, RequestError, Server, TextContent, UsageError, open_client, serve_stream
@@ -65,10 +65,10 @@ async def visit(revision: str, server: Server | None = None, **options: Any) -> 
 
 
 @req("xtask-03", "xtask-14", "xtask-51", "xtask-50", "task-08", "task-14", "task-16", "xtask-40", "task-12")
-@contract(revisions=(CORE, EXTENSION), without=("child",), legacy_without=("http json",))
-async def test_call_tool_waits_for_a_task(where: Where, autojump_clock: MockClock) -> None:
+@each_transport_and_asgi(revisions=(CORE, EXTENSION), without=("child",), legacy_without=("http json",))
+async def test_call_tool_waits_for_a_task(variant: Variant, autojump_clock: MockClock) -> None:
     user = User()
-    async with visiting(where, serving(), tasks=True, elicitation=user) as client:
+    async with client_of(variant, serving(), tasks=True, elicitation=user) as client:
         with pytest.raises(RequestError, match="no protocol"):
             await client.call_tool("failing", {"kind": "protocol"})
         failed = await client.call_tool("failing", {"kind": "tool"})

@@ -16,7 +16,7 @@ import trio
 import trio.testing
 from trio.testing import MockClock, wait_all_tasks_blocked
 
-from tests.client.everywhere import Where, visiting
+from tests.client.matrix import Variant, client_of
 from tests.extensions.test_server_tasks import BOTH, CORE, NEWER, attached, begin, speaking, until
 from tests.server.raw_client import ErrorResponse, RawClient
 from tests.server.raw_client import client_on as speaking_on
@@ -171,7 +171,7 @@ async def test_a_client_gets_its_result_during_a_drain_over_http(
 ) -> None:
     works = Works()
     server = works.server()
-    async with visiting(Where(kind, revision), server, tasks=True) as client:
+    async with client_of(Variant(kind, revision), server, tasks=True) as client:
         task = await client.start_task("once", {"seconds": 3})
         async with trio.open_nursery() as nursery:
 
@@ -231,7 +231,7 @@ async def test_tasks_have_the_time_of_an_asgi_application(
     works = Works()
     # At the end of its lifespan the ASGI server has closed all connections.
     monkeypatch.setattr(AsgiApp, "running", lambda app: app._running(closed=closed))
-    async with visiting(Where("asgi", revision), works.server(), tasks=True) as client:
+    async with client_of(Variant("asgi", revision), works.server(), tasks=True) as client:
         await client.start_task("once", {"seconds": 3})
         begun = trio.current_time()
     assert trio.current_time() == begun + 5  # with the time in which a client could come for the result

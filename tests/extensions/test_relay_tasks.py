@@ -15,7 +15,7 @@ import trio
 import trio.testing
 from trio.testing import MockClock
 
-from tests.client.everywhere import Where, contract, visiting
+from tests.client.matrix import Variant, client_of, each_transport_and_asgi
 from tests.extensions import test_server_tasks as direct
 from tests.extensions.test_client_tasks import User
 from tests.extensions.test_client_tasks import text as said
@@ -967,14 +967,14 @@ async def test_without_room_for_its_record_a_task_is_cancelled(
 
 
 @behind
-@contract(revisions=(CORE, EXTENSION), without=("child",), legacy_without=("http json",))
+@each_transport_and_asgi(revisions=(CORE, EXTENSION), without=("child",), legacy_without=("http json",))
 async def test_a_client_of_ours_uses_tasks_through_a_relay(
-    where: Where, behind: str, autojump_clock: MockClock
+    variant: Variant, behind: str, autojump_clock: MockClock
 ) -> None:
     user = User()
     async with (
         open_relay(serving(), revision=behind) as relay,
-        visiting(where, relay, tasks=True, elicitation=user) as client,
+        client_of(variant, relay, tasks=True, elicitation=user) as client,
     ):
         with pytest.raises(RequestError, match="no protocol"):
             await (await client.start_task("failing", {"kind": "protocol"})).result()

@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 from trio.testing import MockClock
 
-from tests.client.everywhere import Where, contract, visiting
+from tests.client.matrix import Variant, client_of, each_transport_and_asgi
 from tests.server.raw_client import ErrorResponse, Object, connected, every_revision
 from trio_mcp import RequestError, ResourceNotFound, Server, UsageError, open_client
 from trio_mcp.core import INVALID_PARAMS, CacheHints, RemoteProtocolError
@@ -116,11 +116,13 @@ def test_a_file_without_frontmatter_is_no_skill(text: str) -> None:
 # Both sides.
 
 
-@contract(without=("child",))
-async def test_a_client_lists_loads_and_reads_skills(where: Where, tmp_path: Path, autojump_clock: MockClock) -> None:
+@each_transport_and_asgi(without=("child",))
+async def test_a_client_lists_loads_and_reads_skills(
+    variant: Variant, tmp_path: Path, autojump_clock: MockClock
+) -> None:
     server = Server("shelf")
     server.skills(shelf(tmp_path, "acme/refunds", "acme/refunds/nested", "git"), cache=CacheHints(60_000, "public"))
-    async with visiting(where, server) as client:
+    async with client_of(variant, server) as client:
         skills = Skills(client)
         listed = {skill.uri: skill for skill in await skills.list()}
         assert [*listed] == [f"skill://{name}/SKILL.md" for name in ("acme/refunds", "acme/refunds/nested", "git")]

@@ -16,8 +16,8 @@ import trio
 from trio.testing import MockClock, memory_stream_pair
 
 from tests.attacks.values import ANSWERS, MESSAGES, attack_client, attack_ids, attack_server, running
-from tests.client.everywhere import ROOT, Where, contract, reachable, visiting
-from tests.client.http_script import Asked, Out, Play, modern, script
+from tests.client.http_script import Handler, ReceivedRequest, ResponseWriter, modern, scripted_server
+from tests.client.matrix import ROOT, Variant, client_of, each_transport_and_asgi, tcp_connects_to
 from tests.http.asgi_servers import hosted
 from tests.http.client import HttpClient
 from tests.http.scripted_server import SSE_PATHS
@@ -59,11 +59,11 @@ def server_of_little(limits: Limits | None = None) -> Server:
 # Values.
 
 
-@contract(without=["child"])
+@each_transport_and_asgi(without=["child"])
 async def test_a_call_with_too_many_values_is_refused_and_the_next_one_is_served(
-    where: Where, autojump_clock: MockClock
+    variant: Variant, autojump_clock: MockClock
 ) -> None:
-    async with visiting(where, server_of_little(FEW)) as client:
+    async with client_of(variant, server_of_little(FEW)) as client:
         assert await client.call_tool("count", {"items": [1] * 900}, returns=int) == 900
         for items in ([1] * 1000, [[]] * 500, [{"a": {}}] * 400, ["x"] * 1000, [""] * 5000, [None] * 100_000):
             with pytest.raises(RequestError, match=r"more than 1000 values \(Limits.values\)") as caught:
@@ -74,9 +74,9 @@ async def test_a_call_with_too_many_values_is_refused_and_the_next_one_is_served
             assert await client.call_tool("count", {"items": [text, "x"]}, returns=int) == 2
 
 
-@contract(without=["child"])
-async def test_an_answer_with_too_many_values_fails_its_call_alone(where: Where, autojump_clock: MockClock) -> None:
-    async with visiting(where, server_of_little(), limits=FEW) as client:
+@each_transport_and_asgi(without=["child"])
+async def test_an_answer_with_too_many_values_fails_its_call_alone(variant: Variant, autojump_clock: MockClock) -> None:
+    async with client_of(variant, server_of_little(), limits=FEW) as client:
         for most in (400, 10_000):
             with pytest.raises(RemoteProtocolError, match=r"the answer has more than 1000 values \(Limits.values\)"):
                 await client.call_tool("words", {"most": most})
@@ -87,14 +87,14 @@ async def test_a_text_that_is_read_as_json_has_no_more_values_than_a_message(aut
     # What an old server says of a list is a text, which is one value of the message.
     texts = {"few": "[" + "1," * 100_000 + "1]", "many": "[" + "1," * 200_000 + "1]"}
 
-    async def play(asked: Asked, out: Out) -> None:
-        if asked.what == "tools/list":
-            await out.json(asked.answer({"tools": [], "resultType": "complete"}))
+    async def handle(received: ReceivedRequest, out: ResponseWriter) -> None:
+        if received.operation == "tools/list":
+            await out.json(received.answer({"tools": [], "resultType": "complete"}))
         else:
-            content = [{"type": "text", "text": texts[asked.message["params"]["name"]]}]
-            await out.json(asked.answer({"content": content, "resultType": "complete"}))
+            content = [{"type": "text", "text": texts[received.message["params"]["name"]]}]
+            await out.json(received.answer({"content": content, "resultType": "complete"}))
 
-    async with hostile(play) as client:
+    async with hostile(handle) as client:
         assert len(await client.call_tool("few", returns=list[int])) == 100_001
         with pytest.raises(RemoteProtocolError, match="no structured value"):
             await client.call_tool("many", returns=list[int])
@@ -118,9 +118,9 @@ SLOW = "a[ab]{4000}[cde]"
 
 
 @contextlib.asynccontextmanager
-async def hostile(play: Play, **options: Any) -> AsyncIterator[Client]:
-    async with script(modern(play)) as there:
-        with reachable(there.connect):
+async def hostile(handle: Handler, **options: Any) -> AsyncIterator[Client]:
+    async with scripted_server(modern(handle)) as there:
+        with tcp_connects_to(there.connect):
             async with open_client("http://127.0.0.1:3000/mcp", **options) as client:
                 yield client
 
@@ -129,14 +129,14 @@ async def judged(schema: Any, value: Any) -> None:
     """Call a tool that promises this and gives that."""
     tool = {"name": "t", "inputSchema": {"type": "object"}, "outputSchema": schema}
 
-    async def play(asked: Asked, out: Out) -> None:
-        if asked.what == "tools/list":
-            await out.json(asked.answer({"tools": [tool], "resultType": "complete"}))
+    async def handle(received: ReceivedRequest, out: ResponseWriter) -> None:
+        if received.operation == "tools/list":
+            await out.json(received.answer({"tools": [tool], "resultType": "complete"}))
         else:
             result = {"content": [], "structuredContent": value, "resultType": "complete"}
-            await out.json(asked.answer(result))
+            await out.json(received.answer(result))
 
-    async with hostile(play) as client:
+    async with hostile(handle) as client:
         for _ in await client.list_tools():
             pass
         await client.call_tool("t")
@@ -185,17 +185,19 @@ async def asked_for(fields: dict[str, Any]) -> tuple[list[FormElicitationRequest
         forms.append(form)
         return {}
 
-    async def play(asked: Asked, out: Out) -> None:
-        params = asked.message["params"]
+    async def handle(received: ReceivedRequest, out: ResponseWriter) -> None:
+        params = received.message["params"]
         if "inputResponses" in params:
             answers.append(params["inputResponses"]["form"])
-            await out.json(asked.answer({"content": [], "resultType": "complete"}))
+            await out.json(received.answer({"content": [], "resultType": "complete"}))
             return
         form = {"mode": "form", "message": "?", "requestedSchema": {"type": "object", "properties": fields}}
         requests = {"form": {"method": ELICIT, "params": form}}
-        await out.json(asked.answer({"resultType": "input_required", "inputRequests": requests, "requestState": "s"}))
+        await out.json(
+            received.answer({"resultType": "input_required", "inputRequests": requests, "requestState": "s"})
+        )
 
-    async with hostile(play, elicitation=fill_in) as client:
+    async with hostile(handle, elicitation=fill_in) as client:
         try:
             await client.call_tool("t")
         except McpError as error:
@@ -225,14 +227,14 @@ async def test_a_relay_compiles_no_schemas_of_the_server_behind(autojump_clock: 
     region = {"type": "string", "x-mcp-header": "Region", "pattern": "(?=a)"}
     tool = {"name": "t", "inputSchema": {"type": "object", "properties": {"region": region}}}
 
-    async def play(asked: Asked, out: Out) -> None:
-        if asked.what == "tools/list":
-            await out.json(asked.answer({"tools": [tool], "resultType": "complete"}))
+    async def handle(received: ReceivedRequest, out: ResponseWriter) -> None:
+        if received.operation == "tools/list":
+            await out.json(received.answer({"tools": [tool], "resultType": "complete"}))
         else:
-            await out.json(asked.answer({"content": [], "resultType": "complete"}))
+            await out.json(received.answer({"content": [], "resultType": "complete"}))
 
-    async with script(modern(play)) as there:
-        with reachable(there.connect):
+    async with scripted_server(modern(handle)) as there:
+        with tcp_connects_to(there.connect):
             async with open_relay("http://127.0.0.1:3000/mcp") as shown, served(shown) as web:
                 assert len((await web.call("tools/list")).result["tools"]) == 1
                 answer = await web.call("tools/call", {"name": "t", "arguments": {"region": "north"}})
@@ -370,12 +372,12 @@ async def test_a_chunk_extension_has_no_control_characters(extension: bytes, aut
 
 @pytest.mark.parametrize("extension", EXTENSIONS, ids=lambda extension: ascii(extension)[2:-1])
 async def test_a_client_reads_chunk_extensions_as_strictly(extension: bytes, autojump_clock: MockClock) -> None:
-    async def play(asked: Asked, out: Out) -> None:
-        await out.raw(b"HTTP/1.1 200 OK\r\nContent-Type: application/json\r\nTransfer-Encoding: chunked\r\n\r\n")
-        body = json.dumps(asked.answer({"tools": [], "resultType": "complete"})).encode()
-        await out.raw(b"%x%b\r\n%b\r\n0%b\r\n\r\n" % (len(body), extension, body, extension))
+    async def handle(received: ReceivedRequest, out: ResponseWriter) -> None:
+        await out.write(b"HTTP/1.1 200 OK\r\nContent-Type: application/json\r\nTransfer-Encoding: chunked\r\n\r\n")
+        body = json.dumps(received.answer({"tools": [], "resultType": "complete"})).encode()
+        await out.write(b"%x%b\r\n%b\r\n0%b\r\n\r\n" % (len(body), extension, body, extension))
 
-    async with hostile(play) as client:
+    async with hostile(handle) as client:
         if EXTENSIONS[extension] == 200:
             assert (await client.list_tools_page()).tools == []
         else:

@@ -14,10 +14,18 @@ import pytest
 import trio
 from trio.testing import MockClock, memory_stream_pair, wait_all_tasks_blocked
 
-from tests.client.everywhere import Where, at_home, everywhere, nothing_left, reachable, visiting
-from tests.client.house import build
-from tests.client.http_script import URL, Asked, Out, Script, legacy, modern, script
-from tests.client.linked import Peer
+from tests.client.http_script import (
+    URL,
+    ReceivedRequest,
+    ResponseWriter,
+    ScriptedServer,
+    legacy,
+    modern,
+    scripted_server,
+)
+from tests.client.matrix import Variant, client_of, each_transport, no_tasks_left, serve_over, tcp_connects_to
+from tests.client.memory_links import Peer
+from tests.client.sample_server import sample_server
 from tests.http.scripted_server import D, E
 from tests.requirements import req
 from tests.server.checkpoints import unlimited_pipe
@@ -74,15 +82,17 @@ def asking() -> Server:
 # Cancellation.
 
 
-@everywhere(revisions=[D, E], without=["child", "http json", "http+sse"])
+@each_transport(revisions=[D, E], without=["child", "http json", "http+sse"])
 @pytest.mark.parametrize("tool", ["ask", "sleep", "sleep with much"])
-async def test_a_cancelled_call_raises_a_plain_cancelled(where: Where, tool: str, autojump_clock: MockClock) -> None:
+async def test_a_cancelled_call_raises_a_plain_cancelled(
+    variant: Variant, tool: str, autojump_clock: MockClock
+) -> None:
     async def never(form: FormElicitationRequest) -> None:
         await trio.sleep_forever()
 
     caught: list[BaseException] = []
     name, _, much = tool.partition(" with ")
-    async with visiting(where, asking(), elicitation=never) as client:
+    async with client_of(variant, asking(), elicitation=never) as client:
         with trio.move_on_after(5) as scope:
             try:
                 await client.call_tool(name, {"text": "x" * 200_000} if much else None)
@@ -100,7 +110,7 @@ async def test_what_a_block_raises_leaves_open_client_as_the_same_object(
 ) -> None:
     raised: list[BaseException] = []
     caught: list[BaseException] = []
-    async with nothing_left():
+    async with no_tasks_left():
         with trio.move_on_after(5):
             try:
                 async with open_client(asking(), revision=revision) as client:
@@ -131,19 +141,19 @@ MISMATCH = {"code": -32020, "message": "the headers do not fit"}
 
 @pytest.mark.parametrize("how", ["nobody listens", "nothing is taken", "an answer is cut", "other headers are wanted"])
 async def test_a_call_whose_first_round_has_run_may_have_run(how: str, autojump_clock: MockClock) -> None:
-    async def play(asked: Asked, out: Out) -> None:
-        if "requestState" in asked.message["params"]:
+    async def handle(received: ReceivedRequest, out: ResponseWriter) -> None:
+        if "requestState" in received.message["params"]:
             if how == "other headers are wanted":
-                server.refuses = True
-                await out.json({"jsonrpc": "2.0", "id": asked.id, "error": MISMATCH}, 400)
-            out.cut()
+                server.refuses_connections = True
+                await out.json({"jsonrpc": "2.0", "id": received.id, "error": MISMATCH}, 400)
+            out.close()
         else:
-            await out.json(asked.answer(SURE))
+            await out.json(received.answer(SURE))
 
-    async with script(modern(play)) as server:
+    async with scripted_server(modern(handle)) as server:
 
         async def connect() -> trio.abc.Stream:
-            if how == "nothing is taken" and server.refuses:
+            if how == "nothing is taken" and server.refuses_connections:
                 ours, theirs = unlimited_pipe()
                 theirs.close()
                 return ours
@@ -151,12 +161,12 @@ async def test_a_call_whose_first_round_has_run_may_have_run(how: str, autojump_
 
         async def lose(form: FormElicitationRequest) -> dict[str, Any]:
             if how in ("nobody listens", "nothing is taken"):
-                server.refuses = True
-                for link in server.links:
+                server.refuses_connections = True
+                for link in server.connections:
                     link.close()
             return {}
 
-        with reachable(connect):
+        with tcp_connects_to(connect):
             async with open_client(URL, elicitation=lose) as client:
                 with pytest.raises(NoResponse) as lost:
                     await client.call_tool("charge")
@@ -166,20 +176,20 @@ async def test_a_call_whose_first_round_has_run_may_have_run(how: str, autojump_
 async def test_a_request_that_could_not_be_sent_again_may_have_run(autojump_clock: MockClock) -> None:
     """Its first connection ended after all of it was sent, and there was no second one."""
 
-    async def play(asked: Asked, out: Out) -> None:
-        if "cursor" in asked.message["params"]:
-            server.refuses = True
-            out.cut()
+    async def handle(received: ReceivedRequest, out: ResponseWriter) -> None:
+        if "cursor" in received.message["params"]:
+            server.refuses_connections = True
+            out.close()
         else:
-            await out.json(asked.answer({"resultType": "complete", "tools": []}))
+            await out.json(received.answer({"resultType": "complete", "tools": []}))
 
-    async with script(modern(play)) as server:
-        with reachable(server.connect):
+    async with scripted_server(modern(handle)) as server:
+        with tcp_connects_to(server.connect):
             async with open_client(URL) as client:
                 await client.list_tools_page()
                 with pytest.raises(NoResponse) as lost:
                     await client.list_tools_page("more")
-    assert server.heard.count("tools/list") == 2
+    assert server.operations.count("tools/list") == 2
     assert lost.value.request_may_have_run
 
 
@@ -189,39 +199,41 @@ async def test_a_round_that_is_refused_for_its_headers_is_sent_again_and_not_the
     """The first round has run, and its tool may have charged a card."""
     refused = False
 
-    async def play(asked: Asked, out: Out) -> None:
+    async def handle(received: ReceivedRequest, out: ResponseWriter) -> None:
         nonlocal refused
-        if asked.what == "tools/list":
+        if received.operation == "tools/list":
             tools = [{"name": "charge", "inputSchema": {"type": "object"}}]
-            await out.json(asked.answer({"resultType": "complete", "tools": tools}))
-        elif "requestState" not in asked.message["params"]:
-            await out.json(asked.answer(SURE))
+            await out.json(received.answer({"resultType": "complete", "tools": tools}))
+        elif "requestState" not in received.message["params"]:
+            await out.json(received.answer(SURE))
         elif not refused:
             refused = True
-            await out.json({"jsonrpc": "2.0", "id": asked.id, "error": MISMATCH}, 400)
+            await out.json({"jsonrpc": "2.0", "id": received.id, "error": MISMATCH}, 400)
         else:
-            await out.json(asked.answer(CHARGED))
+            await out.json(received.answer(CHARGED))
 
-    async with script(modern(play)) as server:
-        with reachable(server.connect):
+    async with scripted_server(modern(handle)) as server:
+        with tcp_connects_to(server.connect):
             async with open_client(URL, elicitation=lambda form: {}) as client:
                 await client.call_tool("charge")
     assert states(server) == [None, "charged", "charged"]
 
 
-def states(server: Script) -> list[str | None]:
-    return [each.message["params"].get("requestState") for each in server.asked if each.what == "tools/call"]
+def states(server: ScriptedServer) -> list[str | None]:
+    return [each.message["params"].get("requestState") for each in server.requests if each.operation == "tools/call"]
 
 
 # Timeouts.
 
 
 @req("time-01", "time-02", "time-03", "time-04")
-@everywhere(revisions=[D, E], without=["child"])
+@each_transport(revisions=[D, E], without=["child"])
 @pytest.mark.parametrize("given", ["for all", "for one"])
-async def test_a_request_has_a_timeout_if_it_is_given_one(where: Where, given: str, autojump_clock: MockClock) -> None:
+async def test_a_request_has_a_timeout_if_it_is_given_one(
+    variant: Variant, given: str, autojump_clock: MockClock
+) -> None:
     options, along = ({"timeout": 5}, {}) if given == "for all" else ({}, {"timeout": 5})
-    async with visiting(where, build(), **options) as client:
+    async with client_of(variant, sample_server(), **options) as client:
         start = trio.current_time()
         with pytest.raises(trio.TooSlowError, match=r"^tools/call had no answer .* for 5 seconds \(timeout\)$"):
             await client.call_tool("hold", {"name": "it"}, **along)  # type: ignore[arg-type]  # one of two
@@ -231,9 +243,9 @@ async def test_a_request_has_a_timeout_if_it_is_given_one(where: Where, given: s
 
 
 @req("time-05", "time-06")
-@everywhere(revisions=[D, E], without=["child", "http json"])
-async def test_progress_puts_off_the_timeout_and_not_the_maximum(where: Where, autojump_clock: MockClock) -> None:
-    async with visiting(where, asking(), timeout=5, max_timeout=40) as client:
+@each_transport(revisions=[D, E], without=["child", "http json"])
+async def test_progress_puts_off_the_timeout_and_not_the_maximum(variant: Variant, autojump_clock: MockClock) -> None:
+    async with client_of(variant, asking(), timeout=5, max_timeout=40) as client:
         assert await client.call_tool("work", {"seconds": 30}, returns=int) == 30
         start = trio.current_time()
         with pytest.raises(trio.TooSlowError, match=r"^tools/call was not complete within 40 seconds \(max_timeout\)$"):
@@ -270,7 +282,7 @@ async def test_a_question_does_not_start_the_timeout_of_a_call_again_that_was_an
 
         asked = await peer.take("tools/call")
         token = asked["params"]["_meta"]["progressToken"]
-        await peer.tell("notifications/progress", {"progressToken": token, "progress": 1})
+        await peer.notify("notifications/progress", {"progressToken": token, "progress": 1})
         await peer.answer(asked, {"content": []})
         await peer.send({"id": 1, "method": "roots/list"})
     assert len(results) == 1
@@ -281,21 +293,21 @@ async def test_a_question_does_not_start_the_timeout_of_a_call_again_that_was_an
 async def test_the_timeout_of_a_call_is_that_of_the_list_which_it_needs_too(
     returns: bool, option: str, autojump_clock: MockClock
 ) -> None:
-    async def play(asked: Asked, out: Out) -> None:
-        if asked.what == "tools/list":
-            assert asked.headers["X-Key"] == "k"
-            await out.hold()
-        await out.json(asked.error(-32020, "the headers do not fit"), 400)
+    async def handle(received: ReceivedRequest, out: ResponseWriter) -> None:
+        if received.operation == "tools/list":
+            assert received.headers["X-Key"] == "k"
+            await out.wait_for_close()
+        await out.json(received.error(-32020, "the headers do not fit"), 400)
 
-    async with script(modern(play)) as server:
-        with reachable(server.connect):
+    async with scripted_server(modern(handle)) as server:
+        with tcp_connects_to(server.connect):
             async with open_client(URL, revision=E) as client:
                 start, expected = trio.current_time(), {"returns": int} if returns else {}
                 options: Any = {option: 5, "headers": {"X-Key": "k"}, **expected}
                 with trio.fail_after(60), pytest.raises(trio.TooSlowError, match=f"5 seconds.*{option}"):
                     await client.call_tool("t", **options)
                 assert trio.current_time() == start + 5
-                assert server.heard[-1] == "tools/list"
+                assert server.operations[-1] == "tools/list"
 
 
 async def test_what_is_kept_of_a_deviation_is_short(autojump_clock: MockClock) -> None:
@@ -307,13 +319,13 @@ async def test_what_is_kept_of_a_deviation_is_short(autojump_clock: MockClock) -
         assert len(why) <= 1000
 
 
-@everywhere(revisions=[D, E], without=["child", "http json"])
-async def test_a_timeout_waits_for_the_user_whom_the_server_asks(where: Where, autojump_clock: MockClock) -> None:
+@each_transport(revisions=[D, E], without=["child", "http json"])
+async def test_a_timeout_waits_for_the_user_whom_the_server_asks(variant: Variant, autojump_clock: MockClock) -> None:
     async def think(form: FormElicitationRequest) -> dict[str, Any]:
         await trio.sleep(60)
         return {}
 
-    async with visiting(where, asking(), elicitation=think, timeout=5) as client:
+    async with client_of(variant, asking(), elicitation=think, timeout=5) as client:
         await client.call_tool("ask")
         with pytest.raises(trio.TooSlowError, match="within 30 seconds"):
             await client.call_tool("ask", max_timeout=30)
@@ -358,18 +370,18 @@ class Cities:
 
 
 VISIT = PromptReference("visit")
-completing = everywhere(revisions=[D, E], without=["child"])
+completing = each_transport(revisions=[D, E], without=["child"])
 
 
 @req("cmpl-03")
 @completing
-async def test_equal_questions_are_one_request(where: Where, autojump_clock: MockClock) -> None:
+async def test_equal_questions_are_one_request(variant: Variant, autojump_clock: MockClock) -> None:
     cities, found = Cities(), []
 
     async def complete(client: Client, value: str) -> None:
         found.append((await client.complete(VISIT, "city", value)).values)
 
-    async with visiting(where, cities.server) as client:
+    async with client_of(variant, cities.server) as client:
         async with trio.open_nursery() as nursery:
             for _ in range(20):
                 nursery.start_soon(complete, client, "Os")
@@ -384,23 +396,23 @@ async def test_equal_questions_are_one_request(where: Where, autojump_clock: Moc
 
 @req("cmpl-03")
 @completing
-async def test_a_completion_is_remembered_for_ten_seconds(where: Where, autojump_clock: MockClock) -> None:
+async def test_a_completion_is_remembered_for_ten_seconds(variant: Variant, autojump_clock: MockClock) -> None:
     cities = Cities()
-    async with visiting(where, cities.server) as client:
+    async with client_of(variant, cities.server) as client:
         for pause, asked in ((9.9, 1), (0.1, 1), (0, 2)):
             await client.complete(VISIT, "city", "Os")
             assert len(cities.asked) == asked
             await trio.sleep(pause)
         await client.complete(VISIT, "city", "Os", meta={"x/tenant": "A"})  # is another question
         assert len(cities.asked) == 3
-        if where.transport != "http json":  # which tells of nothing
+        if variant.transport != "http json":  # which tells of nothing
             async with client.listen(prompts=True) as changes:
                 cities.server.notify_list_changed("prompts")
                 await anext(changes)
             await client.complete(VISIT, "city", "Os")
             assert len(cities.asked) == 4
     cities.asked.clear()
-    async with visiting(where, cities.server, cache=False) as client:
+    async with client_of(variant, cities.server, cache=False) as client:
         for _ in range(2):
             await client.complete(VISIT, "city", "Os")
         assert len(cities.asked) == 2
@@ -409,7 +421,7 @@ async def test_a_completion_is_remembered_for_ten_seconds(where: Where, autojump
 @req("cmpl-03")
 @completing
 async def test_who_leaves_a_shared_question_takes_nothing_from_the_others(
-    where: Where, autojump_clock: MockClock
+    variant: Variant, autojump_clock: MockClock
 ) -> None:
     cities, found, first = Cities(), [], trio.CancelScope()
 
@@ -417,7 +429,7 @@ async def test_who_leaves_a_shared_question_takes_nothing_from_the_others(
         with scope:
             found.append((await client.complete(VISIT, "city", "Os")).values)
 
-    async with visiting(where, cities.server) as client:
+    async with client_of(variant, cities.server) as client:
         async with trio.open_nursery() as nursery:
             nursery.start_soon(complete, client, first)
             await trio.sleep(0.2)
@@ -436,7 +448,7 @@ async def test_who_leaves_a_shared_question_takes_nothing_from_the_others(
 
 
 @completing
-async def test_each_who_shares_a_question_gets_its_error(where: Where, autojump_clock: MockClock) -> None:
+async def test_each_who_shares_a_question_gets_its_error(variant: Variant, autojump_clock: MockClock) -> None:
     errors: list[RequestError] = []
 
     async def complete(client: Client) -> None:
@@ -444,7 +456,7 @@ async def test_each_who_shares_a_question_gets_its_error(where: Where, autojump_
             await client.complete(PromptReference("unknown"), "city", "Os")
         errors.append(refused.value)
 
-    async with visiting(where, Cities().server) as client, trio.open_nursery() as nursery:
+    async with client_of(variant, Cities().server) as client, trio.open_nursery() as nursery:
         for _ in range(3):
             nursery.start_soon(complete, client)
     assert {error.code for error in errors} == {-32602}
@@ -453,7 +465,7 @@ async def test_each_who_shares_a_question_gets_its_error(where: Where, autojump_
 
 @BOTH
 async def test_a_shared_question_ends_with_the_client(revision: str, autojump_clock: MockClock) -> None:
-    async with nothing_left(), trio.open_nursery() as nursery:
+    async with no_tasks_left(), trio.open_nursery() as nursery:
         client = await connect_client(nursery, Cities().server, revision=revision)
 
         async def complete() -> None:
@@ -468,13 +480,13 @@ async def test_a_shared_question_ends_with_the_client(revision: str, autojump_cl
 # Logs.
 
 
-@everywhere(revisions=[D, E], without=["child", "http json"])
-async def test_a_client_can_stop_asking_for_logs(where: Where, autojump_clock: MockClock) -> None:
+@each_transport(revisions=[D, E], without=["child", "http json"])
+async def test_a_client_can_stop_asking_for_logs(variant: Variant, autojump_clock: MockClock) -> None:
     heard: list[object] = []
-    async with visiting(where, build(), on_log=lambda message: heard.append(message.data)) as client:
+    async with client_of(variant, sample_server(), on_log=lambda message: heard.append(message.data)) as client:
         await client.call_tool("talk")
         assert heard == [{"loud": True}]
-        if not where.modern:
+        if not variant.modern:
             with pytest.raises(NotInThisRevision, match=r'use set_log_level\("emergency"\)'):
                 await client.set_log_level(None)
             await client.set_log_level("emergency")
@@ -548,17 +560,17 @@ QUESTIONS: dict[str, Any] = {
 }
 
 
-@everywhere(revisions=[D, E], without=["child", "http json"])
+@each_transport(revisions=[D, E], without=["child", "http json"])
 @pytest.mark.parametrize("kind", QUESTIONS)
 async def test_a_client_answers_some_questions_at_once_and_the_others_wait(
-    where: Where, kind: str, autojump_clock: MockClock
+    variant: Variant, kind: str, autojump_clock: MockClock
 ) -> None:
     curious = Curious()
     callbacks: dict[str, Any] = {
         "sampling": curious.think, "elicitation": curious.fill, "roots": curious.list_roots,
         "limits": Limits(questions=3, questions_waiting=4),
     }  # fmt: skip
-    async with visiting(where, curious.server, **callbacks) as client, trio.open_nursery() as nursery:
+    async with client_of(variant, curious.server, **callbacks) as client, trio.open_nursery() as nursery:
         answered: list[int] = []
 
         async def wonder(times: int) -> None:
@@ -567,7 +579,7 @@ async def test_a_client_answers_some_questions_at_once_and_the_others_wait(
         nursery.start_soon(wonder, 7)
         await wait_all_tasks_blocked()
         assert (curious.working, answered) == (3, [])
-        if where.modern:
+        if variant.modern:
             with pytest.raises(InputUnavailable, match=r"Limits\.questions_waiting"):
                 await wonder(1)
         else:
@@ -578,7 +590,7 @@ async def test_a_client_answers_some_questions_at_once_and_the_others_wait(
         curious.free.set()
         await wait_all_tasks_blocked()
         await wonder(7)
-        assert answered == ([7, 7] if where.modern else [0, 7, 7])
+        assert answered == ([7, 7] if variant.modern else [0, 7, 7])
         assert curious.most == 3
 
 
@@ -607,27 +619,27 @@ async def test_a_flood_of_questions_by_http_makes_no_flood_of_connections(autoju
     """Each answer is a POST, and so is each refusal."""
     sent = 200
 
-    async def play(asked: Asked, out: Out) -> None:
-        if asked.what == "tools/call":
+    async def handle(received: ReceivedRequest, out: ResponseWriter) -> None:
+        if received.operation == "tools/call":
             await out.begin()
             for number in range(sent):
                 await out.event({"jsonrpc": "2.0", "id": number, "method": "roots/list"})
-            await out.event(asked.answer({"content": []}))
+            await out.event(received.answer({"content": []}))
             await out.end()
-        elif asked.what == "answer":
+        elif received.operation == "answer":
             await trio.sleep(1)
             await out.reply(202)
         else:
             await out.reply(405)
 
-    async with script(legacy(play)) as server:
-        with reachable(server.connect):
+    async with scripted_server(legacy(handle)) as server:
+        with tcp_connects_to(server.connect):
             limits = Limits(questions=4, questions_waiting=4, outgoing=16)
             async with open_client(URL, revision=D, roots=["/tmp"], limits=limits) as client:
                 await client.call_tool("ask")
                 await trio.sleep(60)
-    assert server.heard.count("answer") == sent
-    assert len(server.links) < 50
+    assert server.operations.count("answer") == sent
+    assert len(server.connections) < 50
 
 
 # Dead lines.
@@ -670,10 +682,10 @@ class Lines(list[Line]):
 
 
 @contextlib.asynccontextmanager
-async def lined(where: Where, server: Server, **options: Any) -> AsyncIterator[tuple[Client, Lines]]:
+async def lined(variant: Variant, server: Server, **options: Any) -> AsyncIterator[tuple[Client, Lines]]:
     """A client, and its lines."""
     lines = Lines()
-    async with nothing_left(), at_home(where.transport, server) as target:
+    async with no_tasks_left(), serve_over(variant.transport, server) as target:
         dial = trio.open_tcp_stream
 
         async def connect() -> trio.abc.Stream:
@@ -681,8 +693,8 @@ async def lined(where: Where, server: Server, **options: Any) -> AsyncIterator[t
             lines[-1].dead = lines.stopped
             return lines[-1]
 
-        with reachable(connect):
-            async with open_client(target, revision=where.revision, **options) as client:
+        with tcp_connects_to(connect):
+            async with open_client(target, revision=variant.revision, **options) as client:
                 yield client, lines
 
 
@@ -704,7 +716,7 @@ def slow() -> tuple[Server, trio.Event]:
     return server, go
 
 
-over_http = everywhere(revisions=[D, E], without=["memory", "child", "websocket", "http json"])
+over_http = each_transport(revisions=[D, E], without=["memory", "child", "websocket", "http json"])
 INTERVAL = 15.0  # of our own servers
 
 
@@ -717,9 +729,9 @@ async def wait_for(client: Client, outcome: list[Any]) -> None:
 
 
 @over_http
-async def test_a_call_does_not_wait_on_a_dead_line(where: Where, autojump_clock: MockClock) -> None:
+async def test_a_call_does_not_wait_on_a_dead_line(variant: Variant, autojump_clock: MockClock) -> None:
     server, go = slow()
-    async with lined(where, server) as (client, lines):
+    async with lined(variant, server) as (client, lines):
         outcome: list[Any] = []
         async with trio.open_nursery() as nursery:
             nursery.start_soon(wait_for, client, outcome)
@@ -729,7 +741,7 @@ async def test_a_call_does_not_wait_on_a_dead_line(where: Where, autojump_clock:
             assert outcome == []
             await trio.sleep(2 * INTERVAL)  # now it has been noticed
             go.set()
-        if where.transport == "http" and not where.modern:
+        if variant.transport == "http" and not variant.modern:
             assert outcome == ["went"]  # on a stream that was taken up again
         else:
             assert outcome[0].request_may_have_run
@@ -737,13 +749,13 @@ async def test_a_call_does_not_wait_on_a_dead_line(where: Where, autojump_clock:
 
 
 @over_http
-async def test_who_listens_does_not_wait_on_a_dead_line(where: Where, autojump_clock: MockClock) -> None:
+async def test_who_listens_does_not_wait_on_a_dead_line(variant: Variant, autojump_clock: MockClock) -> None:
     server, _ = slow()
-    async with lined(where, server) as (client, lines), client.listen(tools=True) as changes:
+    async with lined(variant, server) as (client, lines), client.listen(tools=True) as changes:
         await trio.sleep(3.5 * INTERVAL)
         cut(lines)
         await trio.sleep(5 * INTERVAL)
-        if where.modern or where.transport == "http+sse":  # else the server has kept what was said meanwhile
+        if variant.modern or variant.transport == "http+sse":  # else the server has kept what was said meanwhile
             with trio.fail_after(1):
                 await anext(changes)  # something may have been missed
         server.remove_tool("wait")
@@ -756,7 +768,7 @@ async def test_a_stream_is_not_taken_up_for_ever_where_connections_open_and_say_
 ) -> None:
     """As those of a process that has been stopped.  The call fails; a block that listens goes on afterwards."""
     server, _ = slow()
-    async with lined(Where("http", D), server) as (client, lines), client.listen(tools=True) as changes:
+    async with lined(Variant("http", D), server) as (client, lines), client.listen(tools=True) as changes:
         outcome: list[Any] = []
         async with trio.open_nursery() as nursery:
             nursery.start_soon(wait_for, client, outcome)
@@ -775,10 +787,10 @@ async def test_a_stream_is_not_taken_up_for_ever_where_connections_open_and_say_
 @over_http
 @pytest.mark.parametrize("alive", [0, 1])
 async def test_a_stream_without_two_keep_alives_may_be_silent_for_ever(
-    where: Where, alive: int, autojump_clock: MockClock
+    variant: Variant, alive: int, autojump_clock: MockClock
 ) -> None:
     server, _ = slow()
-    async with lined(where, server) as (client, lines), client.listen(tools=True):
+    async with lined(variant, server) as (client, lines), client.listen(tools=True):
         await trio.sleep((alive + 0.5) * INTERVAL)
         cut(lines)
         opened = len(lines)
@@ -787,7 +799,7 @@ async def test_a_stream_without_two_keep_alives_may_be_silent_for_ever(
 
 
 @over_http
-async def test_a_stream_that_is_alive_is_kept(where: Where, autojump_clock: MockClock) -> None:
+async def test_a_stream_that_is_alive_is_kept(variant: Variant, autojump_clock: MockClock) -> None:
     """However reports and silence follow each other."""
     server, _ = slow()
 
@@ -798,7 +810,7 @@ async def test_a_stream_that_is_alive_is_kept(where: Where, autojump_clock: Mock
             await trio.sleep((1, 14, 29, 44, 61)[step % 5])
         return "still here"
 
-    async with lined(where, server) as (client, lines):
+    async with lined(variant, server) as (client, lines):
         opened = len(lines)
         assert await client.call_tool("rattle", returns=str, on_progress=lambda *_: None) == "still here"
         assert len(lines) <= opened + 2
@@ -818,15 +830,15 @@ async def test_a_stream_that_is_alive_is_kept(where: Where, autojump_clock: Mock
     ],
 )
 async def test_what_brings_no_message_is_a_keep_alive(sign: bytes, noticed: bool, autojump_clock: MockClock) -> None:
-    async def play(asked: Asked, out: Out) -> None:
+    async def handle(received: ReceivedRequest, out: ResponseWriter) -> None:
         await out.begin()
         for _ in range(3):
             await trio.sleep(10)
             await out.chunk(sign)
-        await out.hold()
+        await out.wait_for_close()
 
-    async with script(modern(play)) as server:
-        with reachable(server.connect):
+    async with scripted_server(modern(handle)) as server:
+        with tcp_connects_to(server.connect):
             async with open_client(URL) as client:
                 start = trio.current_time()
                 with (
@@ -845,16 +857,16 @@ class Gateway:
     """It sends everything of a session on the stream of the oldest call that has no answer, also a cancelled one."""
 
     def __init__(self) -> None:
-        self.streams: list[Out] = []
+        self.streams: list[ResponseWriter] = []
 
-    async def play(self, asked: Asked, out: Out) -> None:
-        if asked.what == "tools/call":
+    async def handle(self, received: ReceivedRequest, out: ResponseWriter) -> None:
+        if received.operation == "tools/call":
             await out.begin()
             self.streams.append(out)
-            if asked.message["params"]["name"] == "quick":
-                await self.say({"id": asked.id, "result": {"content": [], "structuredContent": {"result": 7}}})
-            await out.hold()
-        elif asked.what in ("GET", "resources/subscribe"):
+            if received.message["params"]["name"] == "quick":
+                await self.say({"id": received.id, "result": {"content": [], "structuredContent": {"result": 7}}})
+            await out.wait_for_close()
+        elif received.operation in ("GET", "resources/subscribe"):
             await out.reply(405)
         else:
             await out.reply(202)
@@ -868,9 +880,9 @@ class Gateway:
 
 
 @contextlib.asynccontextmanager
-async def behind(gateway: Gateway, **options: Any) -> AsyncIterator[tuple[Client, Script]]:
-    async with script(legacy(gateway.play, logging={})) as server:
-        with reachable(server.connect):
+async def behind(gateway: Gateway, **options: Any) -> AsyncIterator[tuple[Client, ScriptedServer]]:
+    async with scripted_server(legacy(gateway.handle, logging={})) as server:
+        with tcp_connects_to(server.connect):
             async with open_client(URL, revision=D, **options) as client:
                 yield client, server
     assert gateway.open == 0
@@ -892,8 +904,8 @@ async def test_the_stream_of_a_cancelled_call_is_read_on(autojump_clock: MockClo
         assert await client.call_tool("quick", returns=int) == 7
         await wait_all_tasks_blocked()
         assert heard == ["on"]
-        assert "answer" in server.heard
-        answer = server.asked[server.heard.index("tools/call")].answer({"content": []})
+        assert "answer" in server.operations
+        answer = server.requests[server.operations.index("tools/call")].answer({"content": []})
         assert gateway.open == 1
         await gateway.say(answer)  # the late answer ends its stream
         await trio.sleep(2)
@@ -923,7 +935,7 @@ async def test_streams_of_calls_that_are_cancelled_together_are_bounded_in_numbe
 
 
 async def test_our_own_servers_end_the_stream_of_a_cancelled_call(autojump_clock: MockClock) -> None:
-    async with lined(Where("http", D), build()) as (client, lines):
+    async with lined(Variant("http", D), sample_server()) as (client, lines):
         with trio.move_on_after(1):
             await client.call_tool("hold", {"name": "it"})
         await trio.sleep(2)
@@ -938,7 +950,7 @@ async def test_streams_of_cancelled_calls_are_bounded_in_time(about: str, autoju
     gateway = Gateway()
     async with behind(gateway) as (client, server):
         await give_up(client)
-        token = server.asked[server.heard.index("tools/call")].id
+        token = server.requests[server.operations.index("tools/call")].id
         of_the_call: Any = {"method": "notifications/progress", "params": {"progressToken": token, "progress": 1}}
         for minute in range(1, 70):
             await trio.sleep(60 if minute > 1 else 59)  # the first minute has begun with the call
@@ -950,10 +962,10 @@ async def test_streams_of_cancelled_calls_are_bounded_in_time(about: str, autoju
                 await wait_all_tasks_blocked()
 
 
-@pytest.mark.parametrize("where", [Where("http", E), Where("http json", D)], ids=" ".join)
-async def test_what_ends_with_its_connection_is_not_read_on(where: Where, autojump_clock: MockClock) -> None:
+@pytest.mark.parametrize("variant", [Variant("http", E), Variant("http json", D)], ids=" ".join)
+async def test_what_ends_with_its_connection_is_not_read_on(variant: Variant, autojump_clock: MockClock) -> None:
     """The modern era cancels so; and a reply of JSON says nothing else."""
-    async with lined(where, build()) as (client, lines):
+    async with lined(variant, sample_server()) as (client, lines):
         with trio.move_on_after(1):
             await client.call_tool("hold", {"name": "it"})
         await wait_all_tasks_blocked()
@@ -1052,15 +1064,15 @@ class Older:
     def __init__(self) -> None:
         self.said = trio.Event()
 
-    async def play(self, asked: Asked, out: Out) -> None:
-        if asked.what == "GET":
+    async def handle(self, received: ReceivedRequest, out: ResponseWriter) -> None:
+        if received.operation == "GET":
             await out.begin()
             await self.said.wait()
             for method, params in TOLD:
                 await out.event({"jsonrpc": "2.0", "method": method, "params": params})
-            await out.hold()
-        elif asked.what in ("resources/subscribe", "resources/unsubscribe"):
-            await out.json(asked.answer({}))
+            await out.wait_for_close()
+        elif received.operation in ("resources/subscribe", "resources/unsubscribe"):
+            await out.json(received.answer({}))
         else:
             await out.reply(202)
 
@@ -1068,8 +1080,8 @@ class Older:
 @contextlib.asynccontextmanager
 async def older(**options: Any) -> AsyncIterator[tuple[Client, Older]]:
     playing = Older()
-    async with script(legacy(playing.play, **CAPABILITIES)) as server:
-        with reachable(server.connect):
+    async with scripted_server(legacy(playing.handle, **CAPABILITIES)) as server:
+        with tcp_connects_to(server.connect):
             async with open_client(URL, revision=D, **options) as client:
                 yield client, playing
 
@@ -1109,18 +1121,18 @@ async def test_what_somebody_listens_to_is_not_told_once_more(autojump_clock: Mo
 async def test_a_block_may_wait_for_what_is_not_agreed_to(acknowledged: Any, autojump_clock: MockClock) -> None:
     """In 2026-07-28 the server says which changes it tells of."""
 
-    async def play(asked: Asked, out: Out) -> None:
-        about = {"_meta": {"io.modelcontextprotocol/subscriptionId": asked.id}}
+    async def handle(received: ReceivedRequest, out: ResponseWriter) -> None:
+        about = {"_meta": {"io.modelcontextprotocol/subscriptionId": received.id}}
         await out.begin()
         for method, params in (
             ("notifications/subscriptions/acknowledged", {"notifications": acknowledged}),
             ("notifications/prompts/list_changed", {}),
         ):
             await out.event({"jsonrpc": "2.0", "method": method, "params": {**about, **params}})
-        await out.hold()
+        await out.wait_for_close()
 
-    async with script(modern(play)) as server:
-        with reachable(server.connect):
+    async with scripted_server(modern(handle)) as server:
+        with tcp_connects_to(server.connect):
             async with (
                 open_client(URL) as client,
                 client.listen(tools=True, prompts=True, undeclared=True) as changes,
@@ -1133,11 +1145,11 @@ async def test_a_block_may_wait_for_what_is_not_agreed_to(acknowledged: Any, aut
 
 
 @req("ping-02", "ping-03", "ping-04", "ping-05", "ping-06")
-@everywhere(revisions=[D, E], without=["memory", "child"])
+@each_transport(revisions=[D, E], without=["memory", "child"])
 async def test_a_server_that_answers_no_ping_is_lost(
-    where: Where, autojump_clock: MockClock, caplog: pytest.LogCaptureFixture
+    variant: Variant, autojump_clock: MockClock, caplog: pytest.LogCaptureFixture
 ) -> None:
-    async with lined(where, build(), ping_seconds=2) as (client, lines):
+    async with lined(variant, sample_server(), ping_seconds=2) as (client, lines):
         async with trio.open_nursery() as nursery:
             errors: list[SessionClosed] = []
 
@@ -1152,13 +1164,13 @@ async def test_a_server_that_answers_no_ping_is_lost(
             assert errors == []
             cut(lines)
             await trio.sleep(8)
-            if where.modern:  # which has no ping
+            if variant.modern:  # which has no ping
                 assert errors == []
                 nursery.cancel_scope.cancel()
             else:
                 assert "did not answer a ping within 2 seconds (ping_seconds)" in str(errors[0])
                 assert "did not answer a ping" in caplog.text
-        if not where.modern and where.transport != "websocket":
+        if not variant.modern and variant.transport != "websocket":
             assert errors[0].request_may_have_run  # type: ignore[attr-defined]
             assert await client.call_tool("add", {"a": 1, "b": 2}, returns=int) == 3  # in another session
 
@@ -1204,11 +1216,11 @@ async def test_who_says_something_is_there(says: str, autojump_clock: MockClock)
 
 
 async def by_stream(end: trio.SocketStream) -> None:
-    await serve_stream(build(), end)
+    await serve_stream(sample_server(), end)
 
 
 async def by_http_stream(end: trio.SocketStream) -> None:
-    await serve_http_stream(build(), end, allowed_hosts=["127.0.0.1"])
+    await serve_http_stream(sample_server(), end, allowed_hosts=["127.0.0.1"])
 
 
 @pytest.mark.parametrize("how", ["http", "websocket", "a stream of http", "a stream"])
@@ -1228,7 +1240,7 @@ async def test_tcp_looks_after_both_ends(how: str) -> None:
 
     async def target(nursery: trio.Nursery) -> Any:
         if "stream" not in how:
-            address = await nursery.start(serve_http, build())
+            address = await nursery.start(serve_http, sample_server())
             return address.url if how == "http" else address.websocket_url
         serve = by_http_stream if "http" in how else by_stream
         listeners = await nursery.start(trio.serve_tcp, serve, 0)

@@ -14,7 +14,7 @@ import pytest
 import trio
 from trio.testing import MockClock, wait_all_tasks_blocked
 
-from tests.client.everywhere import Where, at_home, contract, nothing_left, visiting
+from tests.client.matrix import Variant, client_of, each_transport_and_asgi, no_tasks_left, serve_over
 from tests.hardening.mistakes import (
     EXPECTED_IN_THE_LOG,
     KEPT_GENERATORS,
@@ -44,14 +44,14 @@ def closed_at_the_end() -> Any:
         KEPT_GENERATORS.clear()
 
 
-@contract(without=("child",), revisions=("2025-11-25", "2026-07-28"))
+@each_transport_and_asgi(without=("child",), revisions=("2025-11-25", "2026-07-28"))
 async def test_a_mistake_costs_its_own_call_only(
-    where: Where, autojump_clock: MockClock, caplog: pytest.LogCaptureFixture
+    variant: Variant, autojump_clock: MockClock, caplog: pytest.LogCaptureFixture
 ) -> None:
     server, gate = server_with_mistakes()
     waited: list[Any] = []
     with closed_at_the_end(), caplog.at_level(logging.ERROR, "trio_mcp"):
-        async with visiting(where, server) as client, trio.open_nursery() as nursery:
+        async with client_of(variant, server) as client, trio.open_nursery() as nursery:
 
             async def wait() -> None:
                 waited.append(await client.call_tool("wait", returns=str))
@@ -175,8 +175,8 @@ async def test_a_handler_that_waits_for_nobody_may_drop_generators_for_ever(auto
         assert closed == 3000
 
 
-@contract(without=("child",), revisions=("2025-11-25", "2026-07-28"))
-async def test_ctrl_c_in_a_handler_is_no_failure_of_its_call(where: Where, autojump_clock: MockClock) -> None:
+@each_transport_and_asgi(without=("child",), revisions=("2025-11-25", "2026-07-28"))
+async def test_ctrl_c_in_a_handler_is_no_failure_of_its_call(variant: Variant, autojump_clock: MockClock) -> None:
     """Also when it leaves something open."""
     server = Server("interrupted")
 
@@ -186,7 +186,7 @@ async def test_ctrl_c_in_a_handler_is_no_failure_of_its_call(where: Where, autoj
         raise KeyboardInterrupt
 
     async def meet() -> None:
-        async with trio.open_nursery(), at_home(where.transport, server) as target, open_client(target) as client:
+        async with trio.open_nursery(), serve_over(variant.transport, server) as target, open_client(target) as client:
             await client.call_tool("interrupt")
 
     with pytest.raises(BaseExceptionGroup) as caught:
@@ -194,9 +194,9 @@ async def test_ctrl_c_in_a_handler_is_no_failure_of_its_call(where: Where, autoj
     assert caught.value.subgroup(KeyboardInterrupt) is not None
 
 
-@contract(without=("child",), revisions=("2025-11-25", "2026-07-28"))
+@each_transport_and_asgi(without=("child",), revisions=("2025-11-25", "2026-07-28"))
 async def test_a_handler_that_is_cancelled_and_left_something_open_costs_nobody_else(
-    where: Where, autojump_clock: MockClock
+    variant: Variant, autojump_clock: MockClock
 ) -> None:
     server, gate = server_with_mistakes()
     begun = trio.Event()
@@ -209,7 +209,7 @@ async def test_a_handler_that_is_cancelled_and_left_something_open_costs_nobody_
         await trio.sleep_forever()
 
     waited: list[Any] = []
-    async with visiting(where, server) as client, trio.open_nursery() as nursery:
+    async with client_of(variant, server) as client, trio.open_nursery() as nursery:
 
         async def wait() -> None:
             waited.append(await client.call_tool("wait", returns=str))
@@ -224,15 +224,15 @@ async def test_a_handler_that_is_cancelled_and_left_something_open_costs_nobody_
     assert waited == ["waited"]
 
 
-@contract(without=("child",), revisions=("2025-11-25", "2026-07-28"))
+@each_transport_and_asgi(without=("child",), revisions=("2025-11-25", "2026-07-28"))
 @pytest.mark.parametrize("how", ["the client", "a deadline of the program"])
 async def test_a_cancellation_is_no_failure(
-    how: str, where: Where, autojump_clock: MockClock, caplog: pytest.LogCaptureFixture
+    how: str, variant: Variant, autojump_clock: MockClock, caplog: pytest.LogCaptureFixture
 ) -> None:
     scripted = ScriptedServer()
 
     async def meet() -> None:
-        async with visiting(where, scripted.server) as client:
+        async with client_of(variant, scripted.server) as client:
             with trio.move_on_after(5 if how == "the client" else 1000):
                 await client.call_tool("play", {"steps": ["wait for ever"]})
             assert how == "the client"
@@ -335,10 +335,10 @@ def verify_at_once(token: str) -> Principal | None:
     return Principal("ada") if token == "good" else None
 
 
-@contract(without=("child", "memory"), revisions=("2025-11-25", "2026-07-28"))
+@each_transport_and_asgi(without=("child", "memory"), revisions=("2025-11-25", "2026-07-28"))
 @pytest.mark.parametrize("how", ["authenticate", "verify", "verify_at_once"])
 async def test_a_mistake_of_authentication_costs_its_own_request_only(
-    how: str, where: Where, autojump_clock: MockClock, caplog: pytest.LogCaptureFixture
+    how: str, variant: Variant, autojump_clock: MockClock, caplog: pytest.LogCaptureFixture
 ) -> None:
     server, gate = server_with_mistakes(authenticate_seconds=5)
     options: dict[str, Any] = {}
@@ -355,12 +355,12 @@ async def test_a_mistake_of_authentication_costs_its_own_request_only(
             mistakes, hanging = {"raise_generator_exit": MISTAKES["raise_generator_exit"]}, {}
 
     def client(token: str) -> Any:
-        return open_client(target, revision=where.revision, headers={"Authorization": f"Bearer {token}"})
+        return open_client(target, revision=variant.revision, headers={"Authorization": f"Bearer {token}"})
 
     waited: list[Any] = []
-    async with nothing_left():
+    async with no_tasks_left():
         with closed_at_the_end(), caplog.at_level(logging.INFO, "trio_mcp"):
-            async with at_home(where.transport, server, **options) as target:
+            async with serve_over(variant.transport, server, **options) as target:
                 async with client("good") as good, trio.open_nursery() as nursery:
 
                     async def wait() -> None:
@@ -510,9 +510,9 @@ async def test_a_lifespan_that_cancels_the_run_is_told_of(
 # Plain functions.
 
 
-@contract(without=("child",), revisions=("2025-11-25", "2026-07-28"))
+@each_transport_and_asgi(without=("child",), revisions=("2025-11-25", "2026-07-28"))
 async def test_a_mistake_of_a_filter_costs_its_own_request_only(
-    where: Where, autojump_clock: MockClock, caplog: pytest.LogCaptureFixture
+    variant: Variant, autojump_clock: MockClock, caplog: pytest.LogCaptureFixture
 ) -> None:
     mistakes: list[BaseException] = []
     gate = trio.Event()
@@ -534,7 +534,7 @@ async def test_a_mistake_of_a_filter_costs_its_own_request_only(
         return "it"
 
     waited: list[Any] = []
-    async with visiting(where, server) as client, trio.open_nursery() as nursery:
+    async with client_of(variant, server) as client, trio.open_nursery() as nursery:
 
         async def call() -> None:
             waited.append(await client.call_tool("wait", returns=str))
@@ -580,9 +580,9 @@ async def test_a_mistake_of_an_event_log_costs_its_own_stream_only(autojump_cloc
 # At the client.
 
 
-@contract(without=("child",), revisions=("2025-11-25", "2026-07-28"))
+@each_transport_and_asgi(without=("child",), revisions=("2025-11-25", "2026-07-28"))
 async def test_a_mistake_of_a_callback_costs_its_own_question_only(
-    where: Where, autojump_clock: MockClock, caplog: pytest.LogCaptureFixture
+    variant: Variant, autojump_clock: MockClock, caplog: pytest.LogCaptureFixture
 ) -> None:
     server, gate = server_with_mistakes()
     wanted: Mistake
@@ -603,11 +603,11 @@ async def test_a_mistake_of_a_callback_costs_its_own_question_only(
         raise SystemExit(3)
 
     options: dict[str, Any] = {"elicitation": answer, "on_log": told, "log_level": "error"}
-    if where.transport == "http json" and not where.modern:
+    if variant.transport == "http json" and not variant.modern:
         return  # where a server cannot ask
     waited: list[Any] = []
     with closed_at_the_end():
-        async with visiting(where, server, **options) as client, trio.open_nursery() as nursery:
+        async with client_of(variant, server, **options) as client, trio.open_nursery() as nursery:
 
             async def wait() -> None:
                 waited.append(await client.call_tool("wait", returns=str))

@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 from trio.testing import MockClock, wait_all_tasks_blocked
 
-from tests.client.everywhere import Where, everywhere, visiting
+from tests.client.matrix import Variant, client_of, each_transport
 from tests.http.scripted_server import D, E
 from tests.requirements import req
 from trio_mcp import Context, RequestError, Server, UsageError, open_client
@@ -17,8 +17,8 @@ from trio_mcp.types import Resource
 EXPERIMENTAL: dict[str, Any] = {"com.example/voice": {"rates": [8000, 16000]}, "com.example/video": {}}
 
 
-@everywhere(without=["child"])
-async def test_experimental_capabilities_are_declared_by_both_sides(where: Where) -> None:
+@each_transport(without=["child"])
+async def test_experimental_capabilities_are_declared_by_both_sides(variant: Variant) -> None:
     server, heard = Server("mine", experimental=EXPERIMENTAL), []
 
     @server.tool
@@ -27,7 +27,7 @@ async def test_experimental_capabilities_are_declared_by_both_sides(where: Where
         assert ctx.supports("experimental", "com.example/voice")
         assert not ctx.supports("experimental", "com.example/smell")
 
-    async with visiting(where, server, experimental=EXPERIMENTAL) as client:
+    async with client_of(variant, server, experimental=EXPERIMENTAL) as client:
         for _ in range(2):
             await client.call_tool("look")
         assert client.capabilities["experimental"] == EXPERIMENTAL
@@ -73,11 +73,11 @@ def serving(**options: Any) -> Server:
     return server
 
 
-@everywhere(revisions=[D, E], without=["child", "http json"])
-async def test_a_server_that_does_not_tell_of_lists_declares_none(where: Where, autojump_clock: MockClock) -> None:
+@each_transport(revisions=[D, E], without=["child", "http json"])
+async def test_a_server_that_does_not_tell_of_lists_declares_none(variant: Variant, autojump_clock: MockClock) -> None:
     said: list[str] = []
-    async with visiting(
-        where, serving(list_changed=False), on_notification=lambda method, params: said.append(method)
+    async with client_of(
+        variant, serving(list_changed=False), on_notification=lambda method, params: said.append(method)
     ) as client:
         assert client.capabilities["tools"] == {}
         assert client.capabilities["resources"] == {"subscribe": True}
@@ -90,9 +90,9 @@ async def test_a_server_that_does_not_tell_of_lists_declares_none(where: Where, 
     assert said == []
 
 
-@everywhere(revisions=[D, E], without=["child", "http json"])
-async def test_a_server_without_subscriptions_declares_none(where: Where, autojump_clock: MockClock) -> None:
-    async with visiting(where, serving(subscribe=False)) as client:
+@each_transport(revisions=[D, E], without=["child", "http json"])
+async def test_a_server_without_subscriptions_declares_none(variant: Variant, autojump_clock: MockClock) -> None:
+    async with client_of(variant, serving(subscribe=False)) as client:
         assert client.capabilities["resources"] == {"listChanged": True}
         with pytest.raises(SubscriptionUnsupported):
             async with client.listen(resources="notes://one"):
@@ -133,15 +133,15 @@ WRONG_META: dict[str, dict[str, Any]] = {
 
 
 @req("meta-02", "meta-03", "meta-04", "meta-05", "meta-06", "meta-08")
-@everywhere(without=["child"], revisions=[D, E])
-async def test_a_client_sends_no_meta_that_it_may_not(where: Where) -> None:
+@each_transport(without=["child"], revisions=[D, E])
+async def test_a_client_sends_no_meta_that_it_may_not(variant: Variant) -> None:
     server, called, of_all = Server("mine"), [], {}
 
     @server.tool
     async def look(ctx: Context) -> None:
         called.append(ctx.meta.get("com.example/key"))
 
-    async with visiting(where, server, meta=lambda: of_all) as client:
+    async with client_of(variant, server, meta=lambda: of_all) as client:
         for wrong in WRONG_META.values():
             with pytest.raises(UsageError):
                 await client.call_tool("look", meta=wrong)

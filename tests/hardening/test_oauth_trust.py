@@ -21,8 +21,8 @@ import trio
 import trustme
 from trio.testing import MockClock, memory_stream_pair
 
-from tests.client.everywhere import reachable
-from tests.client.http_script import URL, Asked, Out, script
+from tests.client.http_script import URL, ReceivedRequest, ResponseWriter, scripted_server
+from tests.client.matrix import tcp_connects_to
 from tests.core.auth_server import CALLBACK, AuthServer, reply
 from tests.http.auth_site import AuthSite
 from tests.http.test_jwks import NOW, issuing, public, signed, verifier
@@ -50,11 +50,11 @@ LONG = "eyJhbGciOiJFUzI1NiJ9"
 async def test_only_a_whole_credential_is_left_out_of_what_a_server_says(
     url: str, token: str, words: str, told: str, autojump_clock: MockClock
 ) -> None:
-    async def play(asked: Asked, out: Out) -> None:
+    async def handle(received: ReceivedRequest, out: ResponseWriter) -> None:
         await out.reply(403, words.encode(), kind="text/plain")
 
-    async with script(play) as server:
-        with reachable(server.connect), pytest.raises(McpError) as failed:
+    async with scripted_server(handle) as server:
+        with tcp_connects_to(server.connect), pytest.raises(McpError) as failed:
             async with open_client(url, headers={"Authorization": f"Bearer {token}"}):
                 raise AssertionError("it was opened")
     assert told in str(failed.value)

@@ -14,9 +14,9 @@ import trio
 from trio.testing import MockClock, memory_stream_pair, wait_all_tasks_blocked
 
 from tests.attacks.relay import CASES, Case, attack
-from tests.client.everywhere import at_home, reachable
-from tests.client.house import build
-from tests.client.linked import Peer
+from tests.client.matrix import serve_over, tcp_connects_to
+from tests.client.memory_links import Peer
+from tests.client.sample_server import sample_server
 from tests.http.scripted_server import A, D, E
 from tests.http.served import MemoryListener, bearer, by_token
 from trio_mcp import Client, Context, Limits, RequestError, Server, open_client, serve_http, serve_stream
@@ -59,14 +59,14 @@ class Relay:
 async def relay(
     transport: str, *, principals: bool = False, server: Server | None = None, **options: Any
 ) -> AsyncIterator[Relay]:
-    server = server or build()
+    server = server or sample_server()
     http = {"authenticate": by_token} if principals else {}
     options = {"revision": D, **options}
     async with (
         server.running(),
         open_relay(server, **options) as shown,
         shown.running(),
-        at_home(transport, shown, **http) as url,
+        serve_over(transport, shown, **http) as url,
     ):
         yield Relay(server, url, principals)
 
@@ -183,7 +183,7 @@ async def test_a_request_that_outlives_its_connection_opens_no_session(autojump_
 
 
 async def test_the_session_that_is_idle_for_longest_makes_room(autojump_clock: MockClock) -> None:
-    server, links = build(), list[Any]()
+    server, links = sample_server(), list[Any]()
 
     @server.tool
     async def which(ctx: Context) -> int:
@@ -215,7 +215,7 @@ async def test_the_session_that_is_idle_for_longest_makes_room(autojump_clock: M
 
 
 async def test_an_address_makes_room_in_its_own_sessions_first() -> None:
-    server, opened = build(), list[Client]()
+    server, opened = sample_server(), list[Client]()
     async with (
         server.running(),
         open_relay(server, revision=D, limits=Limits(relayed=4)) as shown,
@@ -263,7 +263,7 @@ async def of_a_peer(
         async with (
             open_relay(ours, revision=revision, **options) as shown,
             shown.running(),
-            at_home(transport, shown, **http) as url,
+            serve_over(transport, shown, **http) as url,
         ):
 
             def client(name: str = "", revision: str = E, **options: Any) -> Any:
@@ -417,7 +417,7 @@ async def test_in_a_shared_session_log_messages_of_several_clients_are_dropped_w
             nursery.start_soon(each.call_tool, "wait")
             calls.append(await peer.take("tools/call"))
         for _ in range(3):
-            await peer.tell("notifications/message", {"level": "info", "data": "the PIN of alice"})
+            await peer.notify("notifications/message", {"level": "info", "data": "the PIN of alice"})
         for call in calls:
             await peer.answer(call, {"content": []})
     assert heard == []
@@ -516,7 +516,7 @@ async def test_a_log_message_of_the_opening_of_a_shared_session_goes_to_the_call
     async with (
         open_relay([sys.executable, "-E", "-S", "-c", GREETING], revision=D) as shown,
         shown.running(),
-        at_home("http", shown) as url,
+        serve_over("http", shown) as url,
         open_client(url, revision=D) as first,
     ):
         await first.call_tool("look")  # in the session that was opened at the start
@@ -564,7 +564,9 @@ class Behind:
         listener = MemoryListener()
 
         async def serve(task_status: trio.TaskStatus[Any]) -> None:
-            await serve_http(build(), listeners=[listener], allowed_hosts=["127.0.0.1"], task_status=task_status)
+            await serve_http(
+                sample_server(), listeners=[listener], allowed_hosts=["127.0.0.1"], task_status=task_status
+            )
 
         await self._nursery.start(serve)
         stream = await listener.connect()
@@ -580,7 +582,7 @@ class Behind:
 async def relay_of_websockets(revision: str = D, **options: Any) -> AsyncIterator[tuple[Behind, Server]]:
     async with trio.open_nursery() as nursery:
         behind = Behind(nursery)
-        with reachable(behind.dial):
+        with tcp_connects_to(behind.dial):
             async with open_relay(behind.url, revision=revision, **options) as shown, shown.running():
                 yield behind, shown
         nursery.cancel_scope.cancel()
@@ -761,7 +763,7 @@ async def test_a_caller_that_gives_up_does_not_end_the_opening_for_others(autoju
             await trio.sleep(10)
             return await dial()
 
-        with reachable(slowly):
+        with tcp_connects_to(slowly):
             with trio.move_on_after(5):
                 await call(client)
             assert await call(client) == "answered"
@@ -801,7 +803,7 @@ async def test_a_subscription_that_has_held_is_opened_again_soon(autojump_clock:
 async def test_a_stream_that_has_ended_is_not_opened_again() -> None:
     ours, theirs = memory_stream_pair()
     async with trio.open_nursery() as nursery:
-        nursery.start_soon(serve_stream, build(), theirs)
+        nursery.start_soon(serve_stream, sample_server(), theirs)
         async with open_relay(ours, revision=D) as shown, open_client(shown, revision=D) as client:
             assert await call(client) == "answered"
             await theirs.aclose()
@@ -810,7 +812,7 @@ async def test_a_stream_that_has_ended_is_not_opened_again() -> None:
 
 
 async def test_a_server_behind_that_takes_longer_than_the_timeout_is_an_error(autojump_clock: MockClock) -> None:
-    async with open_relay(build(), revision=D, timeout=5) as shown, open_client(shown, revision=D) as client:
+    async with open_relay(sample_server(), revision=D, timeout=5) as shown, open_client(shown, revision=D) as client:
         with pytest.raises(RequestError, match="did not answer"):
             await client.call_tool("hold", {"name": "x"})
         assert trio.current_time() == 5

@@ -13,7 +13,7 @@ import pytest
 import trio
 from trio.testing import MockClock
 
-from tests.client.everywhere import Where, at_home, nothing_left
+from tests.client.matrix import Variant, no_tasks_left, serve_over
 from tests.http.scripted_server import D, E
 from tests.simulation.plan import Client as Program
 from tests.simulation.plan import Fault, Line, Move, Plan
@@ -71,9 +71,9 @@ def sending(
     """Connections that are refused by `refuse`, and whose bytes `before` sees first; each may raise."""
     connect = trio.open_tcp_stream
 
-    async def dial(*where: Any) -> trio.abc.Stream:
+    async def dial(*variant: Any) -> trio.abc.Stream:
         refuse()
-        stream: Any = await connect(*where)
+        stream: Any = await connect(*variant)
         send = stream.send_all
 
         async def send_all(data: bytes) -> None:
@@ -88,7 +88,7 @@ def sending(
 
 
 @asynccontextmanager
-async def asked(where: Where, network: Network, seconds: float) -> AsyncIterator[Client]:
+async def asked(variant: Variant, network: Network, seconds: float) -> AsyncIterator[Client]:
     """A client of a server whose tool `order` asks it; with the question its network fails for so many seconds."""
     server = Server("asking")
 
@@ -100,19 +100,19 @@ async def asked(where: Where, network: Network, seconds: float) -> AsyncIterator
         network.up = trio.current_time() + seconds
         return {"size": 3}
 
-    async with nothing_left(), at_home(where.transport, server) as url:
+    async with no_tasks_left(), serve_over(variant.transport, server) as url:
         with network.between():
-            async with open_client(url, revision=where.revision, elicitation=answer) as client:
+            async with open_client(url, revision=variant.revision, elicitation=answer) as client:
                 yield client
 
 
-@pytest.mark.parametrize("where", [Where("http", D), Where("http+sse", D)], ids=" ".join)
+@pytest.mark.parametrize("variant", [Variant("http", D), Variant("http+sse", D)], ids=" ".join)
 @pytest.mark.parametrize("seconds", [5.0, 50.0])
 async def test_an_answer_reaches_a_server_that_cannot_be_reached_for_a_while(
-    where: Where, seconds: float, autojump_clock: MockClock
+    variant: Variant, seconds: float, autojump_clock: MockClock
 ) -> None:
     network = Network()
-    async with asked(where, network, seconds) as client:
+    async with asked(variant, network, seconds) as client:
         with trio.fail_after(200):
             assert "size=3" in await client.call_tool("order", returns=str)
     assert network.refused > 0
@@ -120,7 +120,7 @@ async def test_an_answer_reaches_a_server_that_cannot_be_reached_for_a_while(
 
 async def test_a_call_whose_answer_cannot_be_given_ends_with_the_session(autojump_clock: MockClock) -> None:
     network = Network()
-    async with asked(Where("http", D), network, math.inf) as client:
+    async with asked(Variant("http", D), network, math.inf) as client:
         with trio.fail_after(300), pytest.raises(SessionLost, match="an answer did not reach the server") as raised:
             await client.call_tool("order")
         assert raised.value.request_may_have_run
@@ -167,17 +167,17 @@ async def test_a_call_whose_answer_the_server_has_forgotten_may_have_run(autojum
             await ctx.progress(step, message="away")
             await trio.sleep(0.1)
 
-    async with nothing_left(), at_home("http", server) as url, open_client(url, revision=D) as client:
+    async with no_tasks_left(), serve_over("http", server) as url, open_client(url, revision=D) as client:
         with trio.fail_after(100), pytest.raises(NoResponse, match="the server does not resume") as raised:
             await client.call_tool("work", on_progress=lambda *said: None)
         assert raised.value.request_may_have_run
         assert raised.value.status == 400
 
 
-@pytest.mark.parametrize("where", [Where("http", D), Where("http+sse", D)], ids=" ".join)
+@pytest.mark.parametrize("variant", [Variant("http", D), Variant("http+sse", D)], ids=" ".join)
 @pytest.mark.parametrize("lost", [1, 3])
 async def test_a_session_is_whole_though_its_opening_did_not_get_through_at_first(
-    where: Where, lost: int, autojump_clock: MockClock
+    variant: Variant, lost: int, autojump_clock: MockClock
 ) -> None:
     server, left = Server("asking"), [lost]
     server.add_resource(Resource("a", "notes://a"), lambda ctx, uri: "a")
@@ -191,9 +191,9 @@ async def test_a_session_is_whole_though_its_opening_did_not_get_through_at_firs
         left[0] -= found
         return found
 
-    async with nothing_left(), at_home(where.transport, server) as url:
+    async with no_tasks_left(), serve_over(variant.transport, server) as url:
         with losing(lose):
-            async with open_client(url, revision=where.revision, elicitation=lambda form: {"size": 3}) as client:
+            async with open_client(url, revision=variant.revision, elicitation=lambda form: {"size": 3}) as client:
                 with trio.fail_after(100):
                     async with client.listen(resources=["notes://a"]) as changes:
                         server.notify_resource_updated("notes://a")

@@ -20,7 +20,7 @@ import trio
 from trio.testing import MockClock, wait_all_tasks_blocked
 
 from tests.attacks.output import quick_frame
-from tests.client.everywhere import Where, everywhere, visiting
+from tests.client.matrix import Variant, client_of, each_transport
 from tests.hardening.test_fairness import OLD, Desk, head, shared, websocket_of
 from tests.hardening.test_output import META, deaf_legacy_stream
 from tests.http.test_asgi import posted
@@ -206,8 +206,10 @@ async def test_what_the_client_of_a_stream_says_of_itself_is_charged_until_its_e
 # What a client holds for its server.
 
 
-@everywhere(revisions=[OLD], without=["child", "http json"])
-async def test_questions_that_wait_in_a_client_have_a_bound_in_bytes(where: Where, autojump_clock: MockClock) -> None:
+@each_transport(revisions=[OLD], without=["child", "http json"])
+async def test_questions_that_wait_in_a_client_have_a_bound_in_bytes(
+    variant: Variant, autojump_clock: MockClock
+) -> None:
     server = Server("curious")
     free = trio.Event()
     refused: list[str] = []
@@ -233,7 +235,7 @@ async def test_questions_that_wait_in_a_client_have_a_bound_in_bytes(where: Wher
         return "so", "a model"
 
     limits = Limits(bytes_each=MIB, questions=2)
-    async with visiting(where, server, sampling=think, limits=limits) as client, trio.open_nursery() as nursery:
+    async with client_of(variant, server, sampling=think, limits=limits) as client, trio.open_nursery() as nursery:
         nursery.start_soon(client.call_tool, "wonder", {"size": 200_000, "times": 20})
         await wait_all_tasks_blocked()
         assert (asking, len(refused)) == (2, 15)
@@ -247,9 +249,9 @@ async def test_questions_that_wait_in_a_client_have_a_bound_in_bytes(where: Wher
         assert (asking, refused) == (6, [])
 
 
-@everywhere(revisions=[OLD, "2026-07-28"], without=["child", "http json"])
+@each_transport(revisions=[OLD, "2026-07-28"], without=["child", "http json"])
 async def test_reports_of_progress_that_wait_in_a_client_have_a_bound_in_bytes(
-    where: Where, autojump_clock: MockClock
+    variant: Variant, autojump_clock: MockClock
 ) -> None:
     server = Server("chatty")
     heard: list[float] = []
@@ -265,7 +267,7 @@ async def test_reports_of_progress_that_wait_in_a_client_have_a_bound_in_bytes(
         heard.append(progress)
         await free.wait()
 
-    async with visiting(where, server) as client, trio.open_nursery() as nursery:
+    async with client_of(variant, server) as client, trio.open_nursery() as nursery:
         nursery.start_soon(partial(client.call_tool, "chat", on_progress=slow))
         await wait_all_tasks_blocked()
         free.set()
@@ -347,8 +349,8 @@ async def test_short_answers_that_nobody_reads_are_charged(autojump_clock: MockC
 # Roots.
 
 
-@everywhere(revisions=[OLD], without=["child", "http json"])
-async def test_many_roots_are_not_kept_for_a_session(where: Where, autojump_clock: MockClock) -> None:
+@each_transport(revisions=[OLD], without=["child", "http json"])
+async def test_many_roots_are_not_kept_for_a_session(variant: Variant, autojump_clock: MockClock) -> None:
     server = Server("curious")
     asked = 0
 
@@ -363,7 +365,7 @@ async def test_many_roots_are_not_kept_for_a_session(where: Where, autojump_cloc
 
     for many, times in ((3, 1), (300, 2)):
         asked = 0
-        async with visiting(where, server, roots=roots) as client:
+        async with client_of(variant, server, roots=roots) as client:
             assert [await client.call_tool("count", returns=int) for _ in range(2)] == [many, many]
         assert asked == times
 

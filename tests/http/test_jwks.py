@@ -21,7 +21,7 @@ from cryptography.hazmat.primitives import serialization
 from cryptography.hazmat.primitives.asymmetric import ec, ed25519, rsa
 from trio.testing import MockClock, wait_all_tasks_blocked
 
-from tests.client.everywhere import reachable
+from tests.client.matrix import tcp_connects_to
 from tests.http.client import HttpClient, request
 from tests.http.served import MemoryListener, bearer, served
 from tests.requirements import req
@@ -101,7 +101,7 @@ async def issuing(*keys: dict[str, Any]) -> AsyncIterator[Issuer]:
     issuer = Issuer(*keys)
     async with trio.open_nursery() as nursery:
         nursery.start_soon(trio.serve_listeners, issuer.answer, [issuer.listener])
-        with reachable(issuer.listener.connect):
+        with tcp_connects_to(issuer.listener.connect):
             yield issuer
         await wait_all_tasks_blocked()
         nursery.cancel_scope.cancel()

@@ -13,7 +13,7 @@ from starlette.applications import Starlette
 from starlette.routing import Mount, Route
 from trio.testing import MockClock
 
-from tests.client.everywhere import Where, at_home, everywhere, visiting
+from tests.client.matrix import Variant, client_of, each_transport, serve_over
 from tests.http.asgi_servers import Events, hosted, lifespan_of
 from tests.http.client import Answer, Cut, HttpClient, Stream, request
 from tests.http.scripted_server import SSE_PATHS, A, B, C, D, E
@@ -97,37 +97,39 @@ def text(result: Any) -> str:
 
 
 @req("auth-01", "auth-02", "auth-19", "auth-50", "auth-111")
-@everywhere(without=["memory", "child"])
-async def test_who_has_a_token_is_served_on_every_transport(where: Where, autojump_clock: MockClock) -> None:
-    async with visiting(where, protected(), headers=token("ada")) as client:
+@each_transport(without=["memory", "child"])
+async def test_who_has_a_token_is_served_on_every_transport(variant: Variant, autojump_clock: MockClock) -> None:
+    async with client_of(variant, protected(), headers=token("ada")) as client:
         assert text(await client.call_tool("who")) == "ada read"
         assert {each.name for each in await client.list_tools()} == {"who", "draw", "write"}
-    async with visiting(where, protected(), headers=token("boss")) as client:
+    async with client_of(variant, protected(), headers=token("boss")) as client:
         assert text(await client.call_tool("who")) == "boss admin draw read write"
         assert text(await client.call_tool("draw")) == "drawn by boss"
 
 
 @req("auth-12", "auth-21")
-@everywhere(without=["memory", "child"])
+@each_transport(without=["memory", "child"])
 @pytest.mark.parametrize("headers", [{}, token("eve"), token("old")])
 async def test_who_has_none_is_not_served_on_any_transport(
-    where: Where, headers: dict[str, str], autojump_clock: MockClock
+    variant: Variant, headers: dict[str, str], autojump_clock: MockClock
 ) -> None:
-    async with at_home(where.transport, protected()) as target:
+    async with serve_over(variant.transport, protected()) as target:
         with pytest.raises(McpError) as caught:
-            async with open_client(target, revision=where.revision, headers=headers):
+            async with open_client(target, revision=variant.revision, headers=headers):
                 raise AssertionError("let in")
     assert "401" in repr(caught.value)
     assert SECRET not in repr(caught.value)
 
 
 @req("auth-80")
-@everywhere(without=["memory", "child"])
-async def test_a_call_that_lacks_a_scope_is_refused_on_every_transport(where: Where, autojump_clock: MockClock) -> None:
-    async with visiting(where, protected(), headers=token("ada")) as client:
+@each_transport(without=["memory", "child"])
+async def test_a_call_that_lacks_a_scope_is_refused_on_every_transport(
+    variant: Variant, autojump_clock: MockClock
+) -> None:
+    async with client_of(variant, protected(), headers=token("ada")) as client:
         with pytest.raises(McpError) as caught:
             await client.call_tool("draw")
-        if where.transport == "websocket":  # where no status can be told any more
+        if variant.transport == "websocket":  # where no status can be told any more
             assert isinstance(caught.value, RequestError)
             assert caught.value.code == -32600
             assert caught.value.data == {"error": "insufficient_scope", "scope": "read write draw"}
@@ -143,18 +145,18 @@ async def test_a_call_that_lacks_a_scope_becomes_no_task(revision: str, autojump
     async def later() -> str:
         return "written"
 
-    where = Where("websocket", revision)
-    async with visiting(where, server, headers=token("ada"), tasks=True) as client:
+    variant = Variant("websocket", revision)
+    async with client_of(variant, server, headers=token("ada"), tasks=True) as client:
         with pytest.raises(RequestError, match="lacks a scope"):
             await client.start_task("later")
-    async with visiting(where, server, headers=token("bob"), tasks=True) as client:
+    async with client_of(variant, server, headers=token("bob"), tasks=True) as client:
         assert text(await client.call_tool("later")) == "written"
 
 
 @req("auth-03")
-@everywhere(without=["child", "http", "http json", "http+sse", "websocket"])
-async def test_other_streams_need_no_token(where: Where, autojump_clock: MockClock) -> None:
-    async with visiting(where, protected()) as client:
+@each_transport(without=["child", "http", "http json", "http+sse", "websocket"])
+async def test_other_streams_need_no_token(variant: Variant, autojump_clock: MockClock) -> None:
+    async with client_of(variant, protected()) as client:
         assert text(await client.call_tool("who")) == "None "
         assert text(await client.call_tool("draw")) == "drawn by None"
 

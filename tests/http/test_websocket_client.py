@@ -18,7 +18,7 @@ from hypothesis import strategies as st
 from trio.testing import MockClock, wait_all_tasks_blocked
 from wsproto.utilities import generate_accept_token
 
-from tests.client.everywhere import nothing_left, reachable
+from tests.client.matrix import no_tasks_left, tcp_connects_to
 from tests.http.served import by_token
 from tests.http.ws import BINARY, CLOSE, CONTINUED, PING, PONG, TEXT, close_frame, frame, serve_websocket
 from tests.server.checkpoints import (
@@ -112,7 +112,7 @@ async def dial(
         await trio.lowlevel.checkpoint()
         return ours
 
-    with reachable(connect):
+    with tcp_connects_to(connect):
         return await dial_websocket(url, ssl_context=None, headers=headers, limits=limits or Limits())
 
 
@@ -350,7 +350,10 @@ async def test_where_there_is_no_connection_that_is_said(error: OSError, why: st
         await trio.lowlevel.checkpoint()
         raise error
 
-    with reachable(connect), pytest.raises(ConnectionFailed, match=f"no connection to 127.0.0.1:3000: {why}") as caught:
+    with (
+        tcp_connects_to(connect),
+        pytest.raises(ConnectionFailed, match=f"no connection to 127.0.0.1:3000: {why}") as caught,
+    ):
         await dial_websocket(URL, ssl_context=None, headers=(), limits=Limits())
     assert caught.value.__cause__ is error
 
@@ -797,9 +800,9 @@ async def test_a_call_that_waits_is_told_how_the_connection_ended(
         await trio.lowlevel.checkpoint()
         return ours
 
-    async with nothing_left(), trio.open_nursery() as nursery:
+    async with no_tasks_left(), trio.open_nursery() as nursery:
         nursery.start_soon(play, theirs, then, to_client(PING, b"early"))
-        with reachable(connect):
+        with tcp_connects_to(connect):
             async with open_client(URL, revision=LATEST) as client:
                 with pytest.raises(SessionClosed, match=says):
                     await client.call_tool("wait")
@@ -809,7 +812,7 @@ async def test_a_call_that_waits_is_told_how_the_connection_ended(
 
 
 async def test_headers_go_with_the_request_and_a_refusal_by_our_own_server_says_why(autojump_clock: MockClock) -> None:
-    async with nothing_left(), trio.open_nursery() as nursery:
+    async with no_tasks_left(), trio.open_nursery() as nursery:
 
         async def connect() -> trio.abc.Stream:
             ours, theirs = unlimited_pipe()
@@ -817,7 +820,7 @@ async def test_headers_go_with_the_request_and_a_refusal_by_our_own_server_says_
             await trio.lowlevel.checkpoint()
             return ours
 
-        with reachable(connect):
+        with tcp_connects_to(connect):
             async with open_client(URL, headers={"Authorization": "Bearer ada"}):
                 pass
             with pytest.raises(UpgradeRefused, match=r"ws://127.0.0.1:3000/ws answered 401") as caught:

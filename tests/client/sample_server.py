@@ -1,7 +1,7 @@
-"""A server with something for everything that a client may do; as a program it serves its standard input and output.
+"""A server that has a tool, resource or prompt for each operation of a client.
 
-What happens to its handlers is told by its tool `ledger`, so that a test looks at a server in another process in the
-same way as at one in its own.
+As a program it serves its standard input and output.  Its tool `ledger` reports the events of its handlers, so that a
+test can examine a server in another process in the same way as a server in its own process.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ import trio
 from trio_mcp import Context, RequestError, Server, ToolError
 from trio_mcp.types import Resource
 
-__all__ = ["Forecast", "Size", "build"]
+__all__ = ["Forecast", "Size", "sample_server"]
 
 
 @dataclass
@@ -30,8 +30,8 @@ class Size:
     colour: str = "red"
 
 
-def build(**options: Any) -> Server:
-    """A house of its own, with lists of several pages."""
+def sample_server(**options: Any) -> Server:
+    """A new server.  Its lists have several pages."""
     options = {"version": "7", "instructions": "Knock first.", "page_size": 3, "change_debounce": 0, **options}
     server = Server("house", capabilities=("tools", "prompts", "resources"), **options)
     _add_calls(server)
@@ -125,7 +125,7 @@ def _add_questions(server: Server) -> None:
     @server.tool
     async def think(ctx: Context) -> str:
         thought = await ctx.sample("What is new?", max_tokens=9)
-        return f"{thought.model}: {thought.content.text}"  # type: ignore[union-attr]  # one text is what it is given
+        return f"{thought.model}: {thought.content.text}"  # type: ignore[union-attr]  # the tests answer with one text
 
     @server.tool
     async def rooms(ctx: Context) -> list[str]:
@@ -173,4 +173,4 @@ async def _nothing() -> str:
 
 
 if __name__ == "__main__":
-    build().run()
+    sample_server().run()

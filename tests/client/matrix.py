@@ -1,15 +1,15 @@
-"""One house, and a client of it wherever a client can be: over each transport, in each revision that it has.
+"""Tests of a client on each transport, in each revision that the transport has.
 
-    @everywhere()
-    async def test_a_tool_is_called(where: Where, clock: MockClock) -> None:
-        async with visiting(where) as client:
+    @each_transport()
+    async def test_a_tool_is_called(variant: Variant, clock: MockClock) -> None:
+        async with client_of(variant) as client:
             assert await client.call_tool("add", {"a": 1, "b": 2}, returns=int) == 3
 
-Everything is in memory and under a mock clock but for the child process, which is a real one, under a real clock.  On
-the child each test has one revision in the default suite, chosen by the test's name.  Nothing may be left when the
-block ends.
+All transports are in memory and under a mock clock, except the child process: it is a real process, under a real clock.
+In the default suite a test has only one revision on the child, which is chosen by the name of the test.  When the block
+of `client_of` ends, no task may be left.
 
-`contract` is as `everywhere`, with one transport more: the ASGI application.
+`each_transport_and_asgi` adds one transport: the ASGI application.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ import pytest
 import trio
 from trio.testing import wait_all_tasks_blocked
 
-from tests.client.house import build
+from tests.client.sample_server import sample_server
 from tests.http.asgi_servers import _connection
 from tests.http.scripted_server import SSE_PATHS, A, B, C, D, E
 from tests.http.served import MemoryListener
@@ -38,11 +38,20 @@ from trio_mcp.asgi import AsgiApp
 from trio_mcp.client import Client, open_client
 from trio_mcp.transport import open_nursery
 
-__all__ = ["ROOT", "Where", "at_home", "contract", "everywhere", "nothing_left", "reachable", "visiting"]
+__all__ = [
+    "ROOT",
+    "Variant",
+    "client_of",
+    "each_transport",
+    "each_transport_and_asgi",
+    "no_tasks_left",
+    "serve_over",
+    "tcp_connects_to",
+]
 
 T = TypeVar("T", bound=Callable[..., Any])
 ROOT = Path(__file__).parents[2]
-CHILD = [sys.executable, "-m", "tests.client.house"]
+CHILD = [sys.executable, "-m", "tests.client.sample_server"]
 _ALL = (A, B, C, D, E)
 _REVISIONS = {
     "memory": _ALL, "child": _ALL, "websocket": _ALL,
@@ -61,7 +70,9 @@ _URLS = {
 }  # fmt: skip
 
 
-class Where(NamedTuple):
+class Variant(NamedTuple):
+    """One transport in one revision."""
+
     transport: str
     revision: str
 
@@ -71,48 +82,51 @@ class Where(NamedTuple):
 
     @property
     def exchanges(self) -> bool:
-        """Each request is an exchange of its own."""
+        """Whether each request is an HTTP exchange of its own, without a session."""
         return self.modern and self.transport in ("http", "http json", "asgi")
 
 
-def everywhere(
+def each_transport(
     *,
     revisions: Collection[str] = _ALL,
     without: Collection[str] = (),
     legacy_without: Collection[str] = (),
     among: Mapping[str, Collection[str]] = _REVISIONS,
 ) -> Callable[[T], Any]:
-    """Over all transports but these, in the revisions that they have; over some not in the legacy ones."""
+    """Parametrize a test by `variant`: all transports and the revisions that each has.
+
+    The transports of `without` are left out.  Those of `legacy_without` are left out in the legacy revisions.
+    """
 
     def decorate(test: T) -> Any:
         found = [
-            Where(transport, revision)
+            Variant(transport, revision)
             for transport, known in among.items()
             if transport not in without
             for revision in known
             if revision in revisions and (revision == E or transport not in legacy_without)
         ]
         children = [each for each in found if each.transport == "child"]
-        lucky = children[zlib.crc32(test.__name__.encode()) % len(children)] if children else None
-        params = [pytest.param(each, id=" ".join(each), marks=_speed(each, lucky)) for each in found]
-        return pytest.mark.parametrize("where", params)(test)
+        by_default = children[zlib.crc32(test.__name__.encode()) % len(children)] if children else None
+        params = [pytest.param(each, id=" ".join(each), marks=_speed(each, by_default)) for each in found]
+        return pytest.mark.parametrize("variant", params)(test)
 
     return decorate
 
 
-contract = functools.partial(everywhere, among=_CONTRACT)
+each_transport_and_asgi = functools.partial(each_transport, among=_CONTRACT)
 
 
-def _speed(where: Where, lucky: Where | None) -> Collection[pytest.MarkDecorator]:
-    """Exceptions to the rule of the suite: a process takes its time, and HTTP+SSE is of the oldest revision."""
-    if where.transport == "child":
-        return (pytest.mark.default if where == lucky else pytest.mark.full,)
-    return (pytest.mark.default,) if where == ("http+sse", A) else ()
+def _speed(variant: Variant, by_default: Variant | None) -> Collection[pytest.MarkDecorator]:
+    """Exceptions to the rule of `tests.speeds`: a process is slow, and HTTP+SSE belongs to the oldest revision."""
+    if variant.transport == "child":
+        return (pytest.mark.default if variant == by_default else pytest.mark.full,)
+    return (pytest.mark.default,) if variant == ("http+sse", A) else ()
 
 
 @contextlib.asynccontextmanager
-async def nothing_left() -> AsyncIterator[None]:
-    """No task outlives the block."""
+async def no_tasks_left() -> AsyncIterator[None]:
+    """Fail if a task outlives the block."""
     before = running_tasks()
     yield
     await wait_all_tasks_blocked()
@@ -121,8 +135,8 @@ async def nothing_left() -> AsyncIterator[None]:
 
 
 @contextlib.contextmanager
-def reachable(connect: Callable[[], Awaitable[trio.abc.Stream]]) -> Any:
-    """What would be a TCP connection is one of these."""
+def tcp_connects_to(connect: Callable[[], Awaitable[trio.abc.Stream]]) -> Any:
+    """Replace TCP: `trio.open_tcp_stream` returns a stream of `connect`."""
 
     async def dial(host: str, port: int) -> trio.abc.Stream:
         return await connect()
@@ -132,8 +146,8 @@ def reachable(connect: Callable[[], Awaitable[trio.abc.Stream]]) -> Any:
 
 
 @contextlib.asynccontextmanager
-async def at_home(transport: str, server: Server, **http: Any) -> AsyncIterator[Any]:
-    """A target at which this server is; `http` are options of `serve_http`."""
+async def serve_over(transport: str, server: Server, **http: Any) -> AsyncIterator[Any]:
+    """Serve the server over the transport; yield the target for a client.  `http`: options of `serve_http`."""
     if transport == "memory":
         yield server
     elif transport == "child":
@@ -142,7 +156,7 @@ async def at_home(transport: str, server: Server, **http: Any) -> AsyncIterator[
         app, listener = AsgiApp(server, allowed_hosts=["127.0.0.1"], **http), MemoryListener()
         async with app.running(), open_nursery() as nursery:
             nursery.start_soon(trio.serve_listeners, functools.partial(_connection, app, {}), [listener])
-            with reachable(listener.connect):
+            with tcp_connects_to(listener.connect):
                 yield _URLS[transport]
             nursery.cancel_scope.cancel()
     else:
@@ -154,18 +168,18 @@ async def at_home(transport: str, server: Server, **http: Any) -> AsyncIterator[
                     server, listeners=[listener], allowed_hosts=["127.0.0.1"], task_status=task_status, **options
                 )
             )
-            with reachable(listener.connect):
+            with tcp_connects_to(listener.connect):
                 yield _URLS[transport]
 
 
 @contextlib.asynccontextmanager
-async def visiting(where: Where, server: Server | None = None, **options: Any) -> AsyncIterator[Client]:
-    """A client of the house, or of another server in this process."""
-    assert server is None or where.transport != "child"
-    if where.transport == "child":
+async def client_of(variant: Variant, server: Server | None = None, **options: Any) -> AsyncIterator[Client]:
+    """Open a client of the sample server, or of `server`, which must be in this process."""
+    assert server is None or variant.transport != "child"
+    if variant.transport == "child":
         options.setdefault("cwd", ROOT)
-    options.setdefault("revision", where.revision)
+    options.setdefault("revision", variant.revision)
     async with contextlib.AsyncExitStack() as stack:
-        await stack.enter_async_context(nothing_left())
-        target = await stack.enter_async_context(at_home(where.transport, server or build()))
+        await stack.enter_async_context(no_tasks_left())
+        target = await stack.enter_async_context(serve_over(variant.transport, server or sample_server()))
         yield await stack.enter_async_context(open_client(target, **options))

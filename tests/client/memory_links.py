@@ -1,14 +1,14 @@
-"""A caller over memory, joined to a server of ours or to one that is played by the test.
+"""Client sessions over memory streams.  The peer is a real server, or a `Peer` that the test controls.
 
-    async with linked(server, revision) as link:                     # `serve_stream(server, ...)` is at the other end
+    async with open_link(server, revision) as link:  # `serve_stream(server, ...)` is at the other end
         await link.caller.request("tools/list")
 
-    async with scripted(revision, {"tools": {"listChanged": True}}) as (link, peer):
-        asked = await peer.take("tools/call")                        # everything but the opening is for the test
-        await peer.answer(asked, {"content": []})
+    async with open_scripted_link(revision, {"tools": {"listChanged": True}}) as (link, peer):
+        request = await peer.take("tools/call")  # the peer answers the opening, the test answers the rest
+        await peer.answer(request, {"content": []})
 
-What the server says of itself is kept by the `Recorder` that is the caller's `Talk`, which a test may extend.  A test
-that outlives sessions opens each in a nursery of its own, by `connect`, with the same recorder.
+A `Recorder` is the session's handler of server messages, and keeps them; a test may extend it.  A test with several
+sessions, one after the other, opens each with `start_link`, in a nursery of its own, with the same recorder.
 """
 
 from __future__ import annotations
@@ -40,7 +40,7 @@ from trio_mcp.core import (
 )
 from trio_mcp.transport import Lines
 
-__all__ = ["Link", "Peer", "Recorder", "connect", "linked", "scripted", "serving"]
+__all__ = ["Link", "Peer", "Recorder", "open_link", "open_scripted_link", "start_link", "stream_to"]
 
 Object = dict[str, Any]
 Streams = Callable[[], tuple[trio.abc.Stream, trio.abc.Stream]]
@@ -48,7 +48,7 @@ INFO = {"name": "linked", "version": "1"}
 
 
 class Recorder:
-    """A `Talk` that keeps what it hears.  `answers`: by method, what a request of the server's is answered with."""
+    """Keeps the messages of the server.  `answers`: by method, how it answers requests of the server."""
 
     def __init__(self, answers: Mapping[str, Callable[[Call], JsonObject]] | None = None) -> None:
         self.answers = dict(answers or {})
@@ -85,40 +85,40 @@ class Link:
     """A session that is open.  `ended` is set when its stream is closed."""
 
     caller: ClientSession
-    talk: Recorder
+    recorder: Recorder
     stream: trio.abc.Stream
     ended: trio.Event
 
 
-async def connect(
+async def start_link(
     nursery: trio.Nursery,
     stream: trio.abc.Stream,
-    talk: Recorder,
+    recorder: Recorder,
     revision: str,
     *,
     capabilities: Object | None = None,
     limits: Limits | None = None,
 ) -> Link:
-    """Open a session in this revision; it is carried in the nursery until the stream ends."""
+    """Open a session in this revision.  Its task runs in the nursery until the stream ends."""
     limits = limits or Limits()
     offer = Offer(INFO, CAPABILITIES[revision] if capabilities is None else capabilities, (REVISIONS[revision],))
-    caller = StreamLink(ClientProtocol(offer, limits=limits), talk, stream, Lines(limits), nursery=nursery)
+    caller = StreamLink(ClientProtocol(offer, limits=limits), recorder, stream, Lines(limits), nursery=nursery)
     ended = trio.Event()
 
-    async def carry() -> None:
+    async def run() -> None:
         try:
             await caller.run()
         finally:
             ended.set()
 
-    nursery.start_soon(carry, name="the client's link")
+    nursery.start_soon(run, name="the client's link")
     await caller.open()
-    return Link(caller, talk, stream, ended)
+    return Link(caller, recorder, stream, ended)
 
 
 @contextlib.asynccontextmanager
-async def serving(server: Server, *, streams: Streams = unlimited_pipe) -> AsyncIterator[trio.abc.Stream]:
-    """The client's end of a stream at whose other end a server of ours is."""
+async def stream_to(server: Server, *, streams: Streams = unlimited_pipe) -> AsyncIterator[trio.abc.Stream]:
+    """Run the server on a memory stream; yield the client's end."""
     ours, theirs = streams()
     async with trio.open_nursery() as nursery:
         nursery.start_soon(serve_stream, server, theirs, name="the server")
@@ -127,30 +127,35 @@ async def serving(server: Server, *, streams: Streams = unlimited_pipe) -> Async
 
 
 @contextlib.asynccontextmanager
-async def linked(
-    server: Server, revision: str, *, talk: Recorder | None = None, streams: Streams = unlimited_pipe, **options: Any
+async def open_link(
+    server: Server,
+    revision: str,
+    *,
+    recorder: Recorder | None = None,
+    streams: Streams = unlimited_pipe,
+    **options: Any,
 ) -> AsyncIterator[Link]:
-    """A session with a server of ours.  When the block ends the link does, and the server has to return."""
+    """A session with this server.  The end of the block closes the stream, and waits until the server has returned."""
     with unwrapped():
-        async with serving(server, streams=streams) as stream, trio.open_nursery() as nursery:
-            link = await connect(nursery, stream, talk or Recorder(), revision, **options)
+        async with stream_to(server, streams=streams) as stream, trio.open_nursery() as nursery:
+            link = await start_link(nursery, stream, recorder or Recorder(), revision, **options)
             yield link
             await stream.aclose()
             await wait_or_fail(link.ended.wait, "the client's link to end")
 
 
 class Peer:
-    """A server that the test plays, line by line.
+    """A server that the test controls, line by line.
 
-    `server/discover`, `initialize` and `notifications/initialized` are answered by it, as often as they come; every
-    other message waits to be taken.
+    It answers `server/discover`, `initialize` and `notifications/initialized`, each time that they arrive.  Every other
+    message waits until the test takes it.
     """
 
     def __init__(self, stream: trio.abc.Stream, revision: str, capabilities: Object) -> None:
         self.stream = stream
         self.revision = revision
         self.capabilities = capabilities
-        self.messages: list[Object] = []  # that nobody has taken yet
+        self.messages: list[Object] = []  # not taken yet
         self._arrival = trio.lowlevel.ParkingLot()
         self._rest = b""
 
@@ -159,10 +164,10 @@ class Peer:
             while data := bytes(await self.stream.receive_some()):
                 *lines, self._rest = (self._rest + data).split(b"\n")
                 for line in lines:
-                    await self._hear(json.loads(line))
+                    await self._receive(json.loads(line))
                 self._arrival.unpark_all()
 
-    async def _hear(self, message: Object) -> None:
+    async def _receive(self, message: Object) -> None:
         modern = {"supportedVersions": [self.revision], "ttlMs": 0, "cacheScope": "private"}
         legacy = {"protocolVersion": self.revision, "serverInfo": INFO}
         opening: dict[Any, Object] = {"server/discover": modern, "initialize": legacy}
@@ -174,17 +179,17 @@ class Peer:
     async def take(self, method: str) -> Object:
         """The next message, which must have this method."""
 
-        async def come() -> None:
+        async def wait() -> None:
             while not self.messages:
                 await self._arrival.park()
 
-        await wait_or_fail(come, method)
+        await wait_or_fail(wait, method)
         message = self.messages.pop(0)
         assert message.get("method") == method, message
         return message
 
-    async def silent(self) -> bool:
-        """Whether the client has said everything, and all of it was taken."""
+    async def has_no_more_messages(self) -> bool:
+        """Whether the client is idle, and all its messages are taken."""
         await wait_all_tasks_blocked()
         return not self.messages
 
@@ -198,28 +203,28 @@ class Peer:
     async def refuse(self, request: Object, code: int, message: str = "no") -> None:
         await self.send({"id": request["id"], "error": {"code": code, "message": message}})
 
-    async def tell(self, method: str, params: Object | None = None, *, subscription: Object | None = None) -> None:
-        """A notification; of a subscription, by its request."""
+    async def notify(self, method: str, params: Object | None = None, *, subscription: Object | None = None) -> None:
+        """Send a notification.  `subscription`: the request of the subscription to which it belongs."""
         meta = {} if subscription is None else {"_meta": {META_SUBSCRIPTION_ID: subscription["id"]}}
         await self.send({"method": method, "params": {**meta, **(params or {})}})
 
 
 @contextlib.asynccontextmanager
-async def scripted(
+async def open_scripted_link(
     revision: str,
     capabilities: Object,
     *,
-    talk: Recorder | None = None,
+    recorder: Recorder | None = None,
     streams: Streams = unlimited_pipe,
     **options: Any,
 ) -> AsyncIterator[tuple[Link, Peer]]:
-    """A session with a server that the test plays."""
+    """A session with a server that the test controls."""
     ours, theirs = streams()
     peer = Peer(theirs, revision, capabilities)
     with unwrapped():
         async with trio.open_nursery() as nursery:
             nursery.start_soon(peer.run, name="the peer")
-            link = await connect(nursery, ours, talk or Recorder(), revision, **options)
+            link = await start_link(nursery, ours, recorder or Recorder(), revision, **options)
             yield link, peer
             await ours.aclose()
             await theirs.aclose()
