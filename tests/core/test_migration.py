@@ -1,6 +1,6 @@
 """Names of other SDKs: each fails with the line to write instead, and no list of attributes shows it.
 
-The names go by the name of the class, so stand-ins for Server and Context do here.
+The names depend on the name of the class, so these tests use stand-ins for Server and Context.
 """
 
 from __future__ import annotations
@@ -51,7 +51,7 @@ def test_reading_a_name_of_another_sdk_fails_with_the_line_to_write(owner: Any, 
 
 
 @pytest.mark.parametrize("name", ["run_async", "unknown"])
-def test_the_class_itself_fails_in_the_words_of_python(name: str) -> None:
+def test_the_class_itself_has_the_usual_error_of_python(name: str) -> None:
     with pytest.raises(AttributeError) as caught:
         getattr(Server, name)
     assert str(caught.value) == f"type object 'Server' has no attribute {name!r}"
@@ -93,7 +93,7 @@ def test_dir_lists_only_the_names_that_the_class_has(listed: object) -> None:
     assert not {"run_async", "middleware", "list_tools"} & {*names}
 
 
-def test_dir_of_a_class_without_such_names_is_whole() -> None:
+def test_dir_of_a_class_with_other_names_is_complete() -> None:
     assert "middleware" in dir(Other)
     assert "middleware" in dir(Other())
 

@@ -1,4 +1,4 @@
-"""Which requests reach the paths of monitoring."""
+"""The requests that reach the paths of monitoring."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ POLICY = HttpPolicy(monitoring=True)
 PATHS = ("/healthz", "/readyz", "/metrics")
 
 
-def judged(policy: HttpPolicy, method: str, path: str, **headers: str) -> int | PathKind:
+def status_or_kind(policy: HttpPolicy, method: str, path: str, **headers: str) -> int | PathKind:
     """The status of the refusal, or the kind of the path."""
     found = screen(policy, HttpRequest(method, path, {"Host": "localhost:3000", **headers}))
     if isinstance(found, Screened):
@@ -22,10 +22,10 @@ def judged(policy: HttpPolicy, method: str, path: str, **headers: str) -> int | 
 
 @pytest.mark.parametrize("path", [*PATHS, "/healthz/", "/metrics?name=x"])
 @pytest.mark.parametrize("headers", [{}, {"Accept": "image/png"}, {"Accept": "*/*;q=0"}])
-def test_the_paths_are_served_whatever_a_client_accepts(path: str, headers: dict[str, str]) -> None:
-    assert judged(POLICY, "GET", path, **headers) is PathKind.MONITORING
-    assert judged(POLICY, "HEAD", path, **headers) is PathKind.MONITORING
-    assert judged(HttpPolicy(), "GET", path, **headers) == 404
+def test_the_paths_are_served_for_any_accept_header(path: str, headers: dict[str, str]) -> None:
+    assert status_or_kind(POLICY, "GET", path, **headers) is PathKind.MONITORING
+    assert status_or_kind(POLICY, "HEAD", path, **headers) is PathKind.MONITORING
+    assert status_or_kind(HttpPolicy(), "GET", path, **headers) == 404
 
 
 @pytest.mark.parametrize(("method", "status"), [("POST", 405), ("DELETE", 405), ("OPTIONS", 204)])
@@ -51,17 +51,17 @@ def test_other_methods_are_refused(method: str, status: int) -> None:
     ],
 )
 def test_a_host_is_an_address_or_one_of_the_allowed_names(host: str, allowed: bool) -> None:
-    assert judged(POLICY, "GET", "/readyz", Host=host) == (PathKind.MONITORING if allowed else 421)
+    assert status_or_kind(POLICY, "GET", "/readyz", Host=host) == (PathKind.MONITORING if allowed else 421)
 
 
-def test_the_endpoint_is_not_served_by_an_address() -> None:
-    assert judged(POLICY, "GET", "/mcp", Host="10.1.2.3:3000") == 421
-    assert judged(HttpPolicy(), "GET", "/readyz", Host="10.1.2.3:3000") == 421
+def test_the_endpoint_is_not_served_for_an_address_as_host() -> None:
+    assert status_or_kind(POLICY, "GET", "/mcp", Host="10.1.2.3:3000") == 421
+    assert status_or_kind(HttpPolicy(), "GET", "/readyz", Host="10.1.2.3:3000") == 421
 
 
 @pytest.mark.parametrize("headers", [{"Origin": "https://evil.example"}, {"Sec-Fetch-Site": "cross-site"}])
-def test_pages_of_other_sites_read_nothing(headers: dict[str, str]) -> None:
-    assert judged(POLICY, "GET", "/metrics", **headers, Host="10.1.2.3:3000") == 403
+def test_pages_of_other_sites_are_refused(headers: dict[str, str]) -> None:
+    assert status_or_kind(POLICY, "GET", "/metrics", **headers, Host="10.1.2.3:3000") == 403
 
 
 @pytest.mark.parametrize("path", PATHS)

@@ -1,4 +1,4 @@
-"""The progress that the other side must make while something waits for it."""
+"""`Pace`: the progress that the other side must make while data waits for it."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from trio_mcp.core import Pace
 
 
-def test_a_window_begins_with_what_waits_and_ends_with_enough_progress() -> None:
+def test_a_window_begins_when_data_waits_and_ends_with_enough_progress() -> None:
     pace = Pace(10.0, 100.0)
     assert pace.deadline == math.inf
     pace.begin(5.0)
@@ -21,7 +21,7 @@ def test_a_window_begins_with_what_waits_and_ends_with_enough_progress() -> None
     assert pace.deadline == 15.0
     pace.move(1, 14.0)
     assert pace.deadline == 24.0
-    pace.move(10**9, 15.0)  # a lot at once earns no more than one window
+    pace.move(10**9, 15.0)  # a large amount at once gives no more than one window
     assert pace.deadline == 25.0
     pace.move(999, 20.0)
     pace.end(20.0)
@@ -31,14 +31,14 @@ def test_a_window_begins_with_what_waits_and_ends_with_enough_progress() -> None
     assert pace.deadline == 40.0
 
 
-def test_what_follows_at_once_belongs_to_the_same_window() -> None:
+def test_data_that_follows_at_once_belongs_to_the_same_window() -> None:
     pace = Pace(10.0, 100.0)
     for now in (0.0, 3.0, 6.0, 9.0):
         pace.begin(now)
         assert pace.deadline == 10.0
         pace.move(10, now + 3)
         pace.end(now + 3)
-    pace.begin(12.2)  # the other side had taken all, and there was nothing for a while
+    pace.begin(12.2)  # before this no data waited for a while
     assert pace.deadline == 22.2
 
 
@@ -52,7 +52,7 @@ def test_without_a_rate_any_progress_is_enough(seconds: float, rate: float) -> N
     assert pace.deadline == 0.02 + seconds
 
 
-def test_without_seconds_nothing_is_ever_late() -> None:
+def test_without_seconds_the_deadline_is_infinite() -> None:
     pace = Pace(math.inf, 100.0)
     pace.begin(0.0)
     assert pace.deadline == math.inf
@@ -61,7 +61,7 @@ def test_without_seconds_nothing_is_ever_late() -> None:
 
 
 @given(st.lists(st.tuples(st.floats(0, 4), st.integers(0, 5000)), max_size=60))
-def test_who_is_not_late_has_moved_enough_in_each_window(moves: list[tuple[float, int]]) -> None:
+def test_a_peer_that_is_not_late_has_moved_enough_in_each_window(moves: list[tuple[float, int]]) -> None:
     pace, now, moved = Pace(10.0, 100.0), 0.0, 0
     pace.begin(now)
     for wait, size in moves:
@@ -71,5 +71,5 @@ def test_who_is_not_late_has_moved_enough_in_each_window(moves: list[tuple[float
         pace.move(size, now)
         moved += size
     whole_windows = int(min(now, pace.deadline) // 10)
-    # Of windows that overlap no two share a byte, so each but the last has its thousand.
+    # Overlapping windows share no bytes, so each window but the last has 1000 bytes.
     assert moved >= 1000 * (whole_windows - 1) or now > pace.deadline

@@ -1,4 +1,4 @@
-"""The params and the results of methods of extensions, by the annotations of a function."""
+"""The params and results of methods of extensions, which are read by the annotations of a function."""
 
 from __future__ import annotations
 
@@ -74,7 +74,7 @@ def test_params_that_do_not_fit_are_refused(function: Any, params: JsonObject, w
         MethodParams(function).read(params)
 
 
-def test_a_parameter_of_a_program_is_no_member() -> None:
+def test_a_parameter_that_the_program_passes_is_not_read_from_the_params() -> None:
     def handler(target: str, ctx: object) -> None: ...
 
     assert MethodParams(handler, {"ctx"}).read({"target": "moon", "ctx": 1}) == {"target": "moon"}
@@ -88,8 +88,8 @@ def test_a_parameter_without_a_schema_is_refused() -> None:
 
 
 @dataclass
-class Odd:
-    """A class whose constructor refuses what its hints allow."""
+class OddNumber:
+    """The constructor refuses values that the hints allow."""
 
     n: int
 
@@ -104,7 +104,7 @@ def test_results_are_read_as_a_type() -> None:
     with pytest.raises(RemoteProtocolError, match=r"^result/times: "):
         read_result(Pong, {"target": "moon", "times": None})
     with pytest.raises(RemoteProtocolError, match=r"^result: "):
-        read_result(Odd, {"n": 2})
+        read_result(OddNumber, {"n": 2})
 
 
 @pytest.mark.parametrize(
@@ -115,7 +115,7 @@ def test_an_object_is_written(value: object, written: JsonObject) -> None:
 
 
 @pytest.mark.parametrize("value", [1, "x", [1], True])
-def test_what_is_no_object_is_not_written(value: object) -> None:
+def test_a_result_that_is_not_an_object_is_refused(value: object) -> None:
     with pytest.raises(
         UsageError, match=f"^the result must be an object, such as a dict or a dataclass, got {type(value).__name__}$"
     ):

@@ -1,4 +1,4 @@
-"""Who holds an access token, and which scopes there can be."""
+"""The holders of access tokens, and the allowed scopes."""
 
 from __future__ import annotations
 
@@ -22,32 +22,32 @@ def test_the_name_of_a_principal_without_a_token_is_the_principal() -> None:
 
 
 @pytest.mark.parametrize("name", ["", None, 7])
-def test_a_principal_has_a_name(name: Any) -> None:
+def test_a_principal_must_have_a_name(name: Any) -> None:
     with pytest.raises(UsageError, match="name of a principal must be a str"):
         Principal(name)
 
 
-def test_half_a_surrogate_pair_is_no_name() -> None:
-    """It cannot be written into a store."""
+def test_half_a_surrogate_pair_is_refused_in_a_name() -> None:
+    """A store cannot write it."""
     with pytest.raises(UsageError, match=r"must be Unicode text, got '\\ud800'"):
         Principal("\ud800")
 
 
 @pytest.mark.parametrize("scopes", ["read write", [7]])
-def test_the_scopes_of_a_principal_are_no_text(scopes: Any) -> None:
+def test_the_scopes_of_a_principal_must_be_a_list_of_names(scopes: Any) -> None:
     with pytest.raises(UsageError, match="list of names"):
         Principal("ada", scopes)
 
 
 @pytest.mark.parametrize("expires", ["2030-01-01", math.nan, True])
-def test_a_token_ends_at_a_time(expires: Any) -> None:
+def test_the_expiry_of_a_token_must_be_a_time(expires: Any) -> None:
     with pytest.raises(UsageError, match="seconds since 1970"):
         Principal("ada", (), expires)
     assert Principal("ada", (), math.inf).expires == math.inf
 
 
 @pytest.mark.parametrize(
-    ("who", "needed", "good"),
+    ("holder", "needed", "good"),
     [
         (None, [], True),
         (None, ["read"], False),
@@ -57,8 +57,8 @@ def test_a_token_ends_at_a_time(expires: Any) -> None:
         (Principal("ada", ["read"]), ["read", "write"], False),
     ],
 )
-def test_whoever_has_all_scopes_is_served(who: object, needed: list[str], good: bool) -> None:
-    assert has_scopes(who, needed) is good
+def test_a_principal_needs_all_scopes(holder: object, needed: list[str], good: bool) -> None:
+    assert has_scopes(holder, needed) is good
 
 
 def test_declared_scopes_are_kept_in_order_and_once() -> None:

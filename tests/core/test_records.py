@@ -1,4 +1,4 @@
-"""Records are what `attrs.frozen` makes, as far as anybody can see."""
+"""Records behave like the classes that `attrs.frozen` makes."""
 
 from __future__ import annotations
 
@@ -54,9 +54,7 @@ class Named:
     ],
     ids=repr,
 )
-def test_records_are_equal_when_they_are_of_one_class_and_their_fields_are(
-    one: Point, other: object, equal: bool
-) -> None:
+def test_records_are_equal_if_their_class_and_their_fields_are_equal(one: Point, other: object, equal: bool) -> None:
     assert (one == other, other == one) == (equal, equal)
     assert (one != other) is not equal
     assert (hash(one) == hash(other)) is equal
@@ -68,12 +66,12 @@ def test_a_record_shows_its_fields() -> None:
     assert repr(Request(7, "ping")) == "Request(id=7, method='ping', params={})"
 
 
-def test_a_record_with_a_dict_in_it_has_no_hash() -> None:
+def test_a_record_with_a_dict_has_no_hash() -> None:
     with pytest.raises(TypeError, match="unhashable"):
         hash(Response(1, {}))
 
 
-def test_what_a_class_says_of_itself_stays() -> None:
+def test_methods_that_a_class_defines_are_kept() -> None:
     assert repr(Named(name="x")) == "<x>"
     assert hash(Named(name="x")) == 7
     assert Named(name="x") == Named(name="y")
@@ -89,7 +87,7 @@ def test_a_record_is_frozen_and_slotted() -> None:
     assert not hasattr(point, "__dict__")
 
 
-def test_attrs_knows_records() -> None:
+def test_the_functions_of_attrs_work_with_records() -> None:
     assert [field.name for field in attrs.fields(Place)] == ["x", "y", "seen", "name"]
     assert attrs.evolve(Place(1), name="there") == Place(1, name="there")
     match Place(1, 2.0):

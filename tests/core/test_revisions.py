@@ -1,4 +1,4 @@
-"""The tables of the revisions, beside the official schemas and on their own."""
+"""The tables of the revisions: compared with the official schemas, and by themselves."""
 
 from __future__ import annotations
 
@@ -48,7 +48,7 @@ def schema_of(folder: Path, revision: Revision) -> Schema:
 
 
 def methods(schema: Schema, union: str) -> set[str]:
-    """The methods in a union of messages; tasks have a story of their own."""
+    """The methods in a union of messages, without those of tasks, which other tests compare."""
     members = schema.get(union, {"anyOf": []})
     names = [each["$ref"].split("/")[-1] for each in members["anyOf"]] if "anyOf" in members else [union]
     found = {schema[name]["properties"]["method"]["const"] for name in names}
@@ -59,7 +59,7 @@ def resolved(schema: Schema, value: Mapping[str, Any]) -> Mapping[str, Any]:
     return schema[value["$ref"].split("/")[-1]] if "$ref" in value else value
 
 
-# Beside the schemas.
+# Compared with the schemas.
 
 
 @req("type-02", "type-15", "type-16")
@@ -91,9 +91,7 @@ def test_the_fields_of_an_implementation_are_those_of_the_schema(revision: Revis
 
 
 @each_revision
-def test_what_results_and_requests_must_carry_is_what_the_schema_requires(
-    revision: Revision, shared_schemas: Path
-) -> None:
+def test_the_required_members_are_those_of_the_schema(revision: Revision, shared_schemas: Path) -> None:
     schema = schema_of(shared_schemas, revision)
     required = {name: set(each.get("required", ())) for name, each in schema.items() if name.endswith("Result")}
     assert revision.result_type is ("resultType" in required["Result"])
@@ -107,14 +105,14 @@ def test_what_results_and_requests_must_carry_is_what_the_schema_requires(
 
 
 @each_revision
-def test_progress_has_a_message_where_the_schema_has_one(revision: Revision, shared_schemas: Path) -> None:
+def test_progress_has_a_message_if_the_schema_has_one(revision: Revision, shared_schemas: Path) -> None:
     schema = schema_of(shared_schemas, revision)
     params = resolved(schema, schema["ProgressNotification"]["properties"]["params"])
     assert revision.progress_message is ("message" in params["properties"])
 
 
 @each_revision
-def test_only_what_the_schema_says_may_ask_for_input(revision: Revision, shared_schemas: Path) -> None:
+def test_only_the_methods_of_the_schema_may_ask_for_input(revision: Revision, shared_schemas: Path) -> None:
     schema = schema_of(shared_schemas, revision)
     asking = set()
     for name, each in schema.items():
@@ -125,7 +123,7 @@ def test_only_what_the_schema_says_may_ask_for_input(revision: Revision, shared_
     assert revision.input_required == asking
 
 
-# On their own.
+# By themselves.
 
 
 def test_the_revisions_are_in_order_and_each_name_is_one_object() -> None:
@@ -151,7 +149,7 @@ def test_every_table_is_complete_and_consistent(revision: Revision) -> None:
         for row in revision.notifications[sender].values():
             assert row.owner is sender
         for row in (*revision.requests[sender].values(), *revision.notifications[sender].values()):
-            # What a row stands on can be declared in that revision, by its owner, and nothing early stands on more.
+            # The owner of a row can declare the capability that the row needs, in that revision.
             assert declares(revision.declarable(row.owner, capability_object([row.needs])), row.needs)
     ours = revision.requests[CLIENT].keys()
     assert revision.input_required | revision.cacheable | revision.teardown <= ours
@@ -164,7 +162,7 @@ def test_every_table_is_complete_and_consistent(revision: Revision) -> None:
     assert isinstance(revision.http, HttpRules | None)
 
 
-def test_what_may_be_sent_early_is_the_same_in_every_legacy_revision() -> None:
+def test_all_legacy_revisions_allow_the_same_early_messages() -> None:
     both = {"notifications/cancelled", "notifications/progress"}
     early = {
         CLIENT: {"initialize", "ping", "notifications/initialized", *both},
@@ -188,7 +186,7 @@ def test_what_may_be_sent_early_is_the_same_in_every_legacy_revision() -> None:
         ("uncancellable", (frozenset({"initialize"}),) * 4 + (frozenset({"server/discover"}),)),
     ],
 )
-def test_what_the_schemas_do_not_say_is_what_the_prose_says(column: str, values: tuple[Any, ...]) -> None:
+def test_rules_that_are_not_in_the_schemas_are_those_of_the_prose(column: str, values: tuple[Any, ...]) -> None:
     assert tuple(getattr(revision, column) for revision in ALL) == values
 
 
@@ -242,7 +240,9 @@ CAPABILITIES = {
     ],
     ids=str,
 )
-def test_a_capability_is_on_when_it_is_there_and_not_false_or_null(needs: tuple[str, ...], declared: bool) -> None:
+def test_a_capability_is_declared_if_it_is_neither_absent_nor_false_nor_null(
+    needs: tuple[str, ...], declared: bool
+) -> None:
     assert declares(CAPABILITIES, needs) is declared
 
 
@@ -284,7 +284,7 @@ def test_elicitation_alone_means_forms(elicitation: Any, form: bool, url: bool) 
     ],
     ids=str,
 )
-def test_what_is_missing_for_a_request(
+def test_the_missing_capabilities_of_a_request(
     revision: Revision, method: str, params: Any, declared: Any, missing: list[str]
 ) -> None:
     row = revision.request(SERVER, method)
@@ -292,7 +292,7 @@ def test_what_is_missing_for_a_request(
     assert [".".join(each) for each in missing_capabilities(revision, row, params, declared)] == missing
 
 
-def test_a_modern_input_request_stands_on_the_same_capabilities() -> None:
+def test_a_modern_input_request_needs_the_same_capabilities() -> None:
     assert E.conditional_needs == D.conditional_needs
     for name, row in E.input_requests.items():
         assert row == D.requests[SERVER][name]
@@ -307,7 +307,7 @@ def test_a_need_applies_to_its_own_parameter_only() -> None:
     assert ConditionalNeed("m", "p", (), ("c",)).applies("m", {"p": None})
 
 
-def test_what_is_missing_is_named_as_the_smallest_object_that_declares_it() -> None:
+def test_missing_capabilities_are_named_as_the_smallest_object() -> None:
     assert capability_object([]) == {}
     needs = [("elicitation",), ("elicitation", "url"), ("sampling", "tools"), ("elicitation", "form")]
     assert capability_object(needs) == {"elicitation": {"url": {}, "form": {}}, "sampling": {"tools": {}}}
@@ -326,11 +326,11 @@ def test_what_is_missing_is_named_as_the_smallest_object_that_declares_it() -> N
     ids=str,
 )
 @each_revision
-def test_only_what_a_revision_knows_is_declared(revision: Revision, offered: Any, declared: Any) -> None:
+def test_only_known_capabilities_are_declared(revision: Revision, offered: Any, declared: Any) -> None:
     assert revision.declarable(SERVER, offered) == declared
 
 
-def test_a_rule_may_stand_on_another_path() -> None:
+def test_a_rule_may_depend_on_another_capability() -> None:
     assert C.capabilities[CLIENT]["elicitation"] == CapabilityRule(frozenset(), only_with=("elicitation", "form"))
     assert C.declarable(CLIENT, {"elicitation": {"url": {}}}) == {}
     assert C.declarable(CLIENT, {"elicitation": {"form": {}, "url": {}}}) == {"elicitation": {}}
@@ -350,12 +350,12 @@ def test_a_rule_may_stand_on_another_path() -> None:
     ],
     ids=str,
 )
-def test_an_error_says_what_to_use_instead_where_there_is_something(revision: Revision, method: str, use: str) -> None:
+def test_an_error_names_the_replacement_of_a_method(revision: Revision, method: str, use: str) -> None:
     assert revision.instead_of(method) == use
 
 
 @each_revision
-def test_result_defaults_are_what_every_complete_result_has(revision: Revision) -> None:
+def test_the_defaults_are_the_members_of_each_complete_result(revision: Revision) -> None:
     for method in revision.requests[CLIENT]:
         hints = {"ttlMs": 0, "cacheScope": "private"} if method in revision.cacheable else {}
         assert revision.complete(method in revision.cacheable) == (
@@ -371,7 +371,7 @@ def test_the_forbidden_codes_are_the_reserved_ranges_but_for_three() -> None:
     assert [each.forbidden_codes for each in (A, B, C, D)] == [{errors.URL_ELICITATION_REQUIRED}] * 3 + [set()]
 
 
-def test_a_hypothetical_revision_is_one_more_row() -> None:
+def test_a_new_revision_needs_only_one_more_row() -> None:
     newer = attrs.evolve(LATEST, name="2027-01-01")
     offer = Offer({"name": "s", "version": "1"}, {"tools": {}}, (newer, D))
     meta = {"io.modelcontextprotocol/protocolVersion": newer.name, "io.modelcontextprotocol/clientCapabilities": {}}

@@ -1,4 +1,4 @@
-"""Multi round-trip requests: what is asked, what is answered, and what comes back sealed."""
+"""Multi round-trip requests: the questions, the answers, and the sealed state that comes back."""
 
 from __future__ import annotations
 
@@ -93,7 +93,7 @@ def ask(*questions: Question, state: str | None = None, method: str = "tools/cal
 
 @req("mrtr-03", "mrtr-06", "mrtr-12", "cache-26")
 @pytest.mark.parametrize("method", MAY_ASK)
-def test_what_a_server_asks_is_an_input_required_result(method: str, shared_schemas: Path) -> None:
+def test_the_questions_of_a_server_are_an_input_required_result(method: str, shared_schemas: Path) -> None:
     result = ask(*QUESTIONS, state="s", method=method)
     assert result["resultType"] == "input_required"
     assert list(result["inputRequests"]) == ["who", "pay", "capital", "agent", "roots"]
@@ -106,13 +106,13 @@ def test_what_a_server_asks_is_an_input_required_result(method: str, shared_sche
 
 @req("mrtr-04")
 @pytest.mark.parametrize(("revision", "method"), MAY_NOT_ASK, ids=lambda value: getattr(value, "name", value))
-def test_no_other_request_is_answered_with_a_question(revision: Any, method: str) -> None:
+def test_other_requests_cannot_be_answered_with_a_question(revision: Any, method: str) -> None:
     with pytest.raises(NotInThisRevision, match=f"{method} does not exist in {revision}"):
         input_required(revision, method, EVERYTHING, [FORM], "s")
 
 
 @req("mrtr-07", "mrtr-12")
-def test_questions_or_a_state_may_stand_alone_but_not_neither() -> None:
+def test_a_round_needs_questions_or_a_state() -> None:
     assert ask(state="") == {"resultType": "input_required", "requestState": ""}
     assert ask(ROOTS) == {
         "resultType": "input_required",
@@ -130,7 +130,7 @@ def test_two_questions_cannot_have_one_key() -> None:
 
 @req("mrtr-06")
 @pytest.mark.parametrize("method", ["tools/call", "ping", "elicitation/delete", ""])
-def test_only_the_three_kinds_are_questions(method: str) -> None:
+def test_only_three_methods_can_be_questions(method: str) -> None:
     with pytest.raises(NotInThisRevision, match="as a question does not exist"):
         ask(ROOTS, Question("x", method))
 
@@ -149,7 +149,7 @@ def test_only_the_three_kinds_are_questions(method: str) -> None:
         ({}, [ROOTS, TOOLS, LINK], {"roots": {}, "sampling": {"tools": {}}, "elicitation": {"url": {}}}),
     ],
 )
-def test_a_question_that_the_client_did_not_declare_is_refused_and_says_what_is_missing(
+def test_an_undeclared_question_is_refused_with_the_missing_capabilities(
     declared: dict[str, Any], questions: list[Question], needed: dict[str, Any], shared_schemas: Path
 ) -> None:
     with pytest.raises(RequestError) as caught:
@@ -159,7 +159,7 @@ def test_a_question_that_the_client_did_not_declare_is_refused_and_says_what_is_
     definition(shared_schemas, "MissingRequiredClientCapabilityError").validate(
         {"jsonrpc": "2.0", "id": 1, "error": error}
     )
-    # What it names is enough, beside what was declared already.
+    # With the missing capabilities declared in addition, the question is allowed.
     declared = {**declared, **{name: {**(declared.get(name) or {}), **value} for name, value in needed.items()}}
     input_required(LATEST, "tools/call", declared, questions)
 
@@ -193,7 +193,7 @@ def test_a_refusal_by_the_user_is_an_answer(action: str) -> None:
 
 @req("mrtr-24")
 @pytest.mark.parametrize("extra", [ACCEPTED, 12345, None, [], {"action": []}])
-def test_answers_that_nobody_asked_for_are_ignored(extra: Any) -> None:
+def test_answers_to_unknown_questions_are_ignored(extra: Any) -> None:
     answers = read_answers([FORM], {"inputResponses": {"extra": extra, "who": ACCEPTED}})
     assert (answers.given, answers.missing) == ({"who": ACCEPTED}, ())
 
@@ -209,7 +209,7 @@ def test_questions_without_an_answer_are_asked_again(params: dict[str, Any]) -> 
 
 @req("mrtr-22", "mrtr-23")
 @pytest.mark.parametrize("responses", [None, [], "who", 5, 0.5, True])
-def test_responses_that_are_no_object_are_an_error(responses: Any) -> None:
+def test_responses_that_are_not_an_object_are_an_error(responses: Any) -> None:
     with pytest.raises(RequestError, match="inputResponses must be an object, not ") as caught:
         read_answers([FORM], {"inputResponses": responses})
     assert caught.value.code == INVALID_PARAMS
@@ -269,7 +269,7 @@ def opened(text: Any, sealer: StateSealer = SEALER, **changes: Any) -> SealedSta
 
 
 @req("mrtr-14", "mrtr-27")
-def test_another_instance_with_the_same_key_reads_all_that_the_first_one_wrote() -> None:
+def test_another_instance_with_the_same_key_opens_a_state() -> None:
     assert opened(TEXT, StateSealer([KEY])) == STATE
 
 
@@ -285,7 +285,7 @@ def test_another_instance_with_the_same_key_reads_all_that_the_first_one_wrote()
     st.none() | st.text(),
     OBJECT,
 )
-def test_what_was_sealed_is_what_is_opened(state: SealedState, principal: str | None, params: dict[str, Any]) -> None:
+def test_a_state_is_opened_as_it_was_sealed(state: SealedState, principal: str | None, params: dict[str, Any]) -> None:
     text = SEALER.seal(state, "prompts/get", params, principal)
     assert text.isascii()
     assert not set(text) & set("+/ \n")
@@ -304,7 +304,7 @@ def test_a_state_with_any_character_changed_is_refused(other: str) -> None:
     for at, was in enumerate(TEXT):
         if was != other:
             assert isinstance(opened(TEXT[:at] + other + TEXT[at + 1 :]), StateRefusal)
-        assert isinstance(opened(TEXT[:at] + other + TEXT[at:]), StateRefusal)  # put in, not changed
+        assert isinstance(opened(TEXT[:at] + other + TEXT[at:]), StateRefusal)  # inserted, not changed
 
 
 @req("mrtr-08", "mrtr-09")
@@ -325,8 +325,8 @@ def test_a_state_cut_short_or_made_longer_is_refused() -> None:
         assert isinstance(opened(TEXT + tail), StateRefusal)
 
 
-def test_one_state_has_one_text() -> None:
-    # The spare bits of the last character and the missing padding would decode to the same bytes.
+def test_a_state_has_exactly_one_valid_text() -> None:
+    # Other spare bits in the last character, or missing padding, would decode to the same bytes.
     for length in range(3):
         text = SEALER.seal(attrs.evolve(STATE, handle="i" * length), *CALL, "ann")
         assert isinstance(opened(text), SealedState)
@@ -340,13 +340,13 @@ def test_one_state_has_one_text() -> None:
 
 @req("mrtr-08")
 @given(st.text() | JSON)
-def test_any_json_at_all_as_a_state_is_refused_and_raises_nothing(value: Any) -> None:
+def test_any_json_as_a_state_is_refused_without_an_exception(value: Any) -> None:
     assert opened(value) in (StateRefusal.MALFORMED, StateRefusal.BAD_SEAL)
 
 
 @req("mrtr-08")
 @given(st.binary(max_size=200))
-def test_any_bytes_in_the_right_clothes_are_refused(raw: bytes) -> None:
+def test_any_bytes_in_base64_are_refused(raw: bytes) -> None:
     assert opened(base64.urlsafe_b64encode(raw).decode()) is StateRefusal.BAD_SEAL
 
 
@@ -380,14 +380,14 @@ def test_hostile_states_are_refused(hostile: Any) -> None:
 
 
 @req("mrtr-09")
-def test_only_our_seal_for_this_purpose_is_believed() -> None:
+def test_a_seal_of_another_key_or_purpose_is_refused() -> None:
     payload = base64.urlsafe_b64decode(TEXT)[32:]
     for seal in (hmac.digest(KEY, payload, "sha256"), hashlib.sha256(payload).digest(), bytes(32)):
         assert opened(base64.urlsafe_b64encode(seal + payload).decode()) is StateRefusal.BAD_SEAL
     assert opened(TEXT, StateSealer([FOREIGN_KEY])) is StateRefusal.BAD_SEAL
 
 
-def test_keys_are_changed_without_losing_a_state() -> None:
+def test_a_state_stays_valid_when_the_keys_are_changed() -> None:
     both = StateSealer([KEY, OLD_KEY])
     old_text = StateSealer([OLD_KEY]).seal(STATE, *CALL, "ann")
     assert opened(old_text) is StateRefusal.BAD_SEAL
@@ -397,20 +397,20 @@ def test_keys_are_changed_without_losing_a_state() -> None:
 
 
 @pytest.mark.parametrize("keys", [[], [b""], [b"k" * 31], [KEY, b"password"]])
-def test_a_key_that_can_be_guessed_is_not_taken(keys: list[bytes]) -> None:
+def test_a_short_key_is_refused(keys: list[bytes]) -> None:
     with pytest.raises(UsageError, match="at least 32 random bytes"):
         StateSealer(keys)
 
 
 @pytest.mark.parametrize("keys", [KEY, KEY.hex(), [KEY.hex()], b""])
-def test_one_key_in_place_of_the_sequence_is_told_what_to_pass(keys: Any) -> None:
+def test_the_error_about_a_single_key_names_the_sequence(keys: Any) -> None:
     with pytest.raises(UsageError, match=r"a sequence of keys, such as \[key\]"):
         StateSealer(keys)
 
 
 @pytest.mark.parametrize("principal", [("ann", "example.com"), 7, b"ann", {"sub": "ann"}, object()])
-def test_a_principal_without_a_stable_name_is_refused_before_it_locks_itself_out(principal: Any) -> None:
-    """A tuple comes back from JSON as a list: its state would be sealed, and never opened again."""
+def test_a_principal_that_is_not_text_is_refused(principal: Any) -> None:
+    """A tuple comes back from JSON as a list, so a state that is sealed for it could never be opened."""
     for use in (
         lambda: SEALER.seal(STATE, *CALL, principal),
         lambda: opened(TEXT, principal=principal),
@@ -421,7 +421,7 @@ def test_a_principal_without_a_stable_name_is_refused_before_it_locks_itself_out
 
 
 @req("mrtr-10")
-def test_a_state_expires_at_its_very_moment() -> None:
+def test_a_state_expires_exactly_at_its_time() -> None:
     assert opened(TEXT, now=math.nextafter(1600.0, 0)) == STATE
     for late in (1600.0, math.nextafter(1600.0, math.inf), 1e18):
         assert opened(TEXT, now=late) is StateRefusal.EXPIRED
@@ -433,7 +433,7 @@ def test_a_state_of_another_principal_is_refused(principal: str | None) -> None:
     assert opened(TEXT, principal=principal) is StateRefusal.OTHER_PRINCIPAL
 
 
-def test_nobody_and_the_empty_name_are_two_principals() -> None:
+def test_no_principal_and_the_empty_name_are_different() -> None:
     assert opened(SEALER.seal(STATE, *CALL, None), principal=None) == STATE
     assert opened(SEALER.seal(STATE, *CALL, None), principal="") is StateRefusal.OTHER_PRINCIPAL
     assert opened(SEALER.seal(STATE, *CALL, ""), principal=None) is StateRefusal.OTHER_PRINCIPAL
@@ -454,7 +454,7 @@ def test_a_state_of_another_request_is_refused() -> None:
         assert opened(TEXT, params=params) is StateRefusal.OTHER_PARAMS
 
 
-def test_what_a_retry_may_change_does_not_make_it_another_request() -> None:
+def test_a_retry_may_change_the_answers_the_metadata_and_the_order() -> None:
     retry = {
         "requestState": TEXT,
         "inputResponses": {"who": ACCEPTED},
@@ -465,7 +465,7 @@ def test_what_a_retry_may_change_does_not_make_it_another_request() -> None:
     assert opened(TEXT, params=retry) == STATE
 
 
-def test_who_does_not_own_a_state_learns_nothing_about_it() -> None:
+def test_the_error_tells_other_principals_nothing_about_a_state() -> None:
     assert opened(TEXT, principal="bob", now=1e9, method="prompts/get", params={}) is StateRefusal.OTHER_PRINCIPAL
     told = {each: (each.error.code, each.error.message) for each in StateRefusal}
     assert {code for code, _ in told.values()} == {INVALID_PARAMS}
@@ -475,7 +475,7 @@ def test_who_does_not_own_a_state_learns_nothing_about_it() -> None:
     assert all(each.error.data is None for each in StateRefusal)
 
 
-def test_a_fingerprint_tells_keys_apart_and_not_what_they_are() -> None:
+def test_fingerprints_distinguish_keys_without_revealing_them() -> None:
     one, other = os.urandom(32), os.urandom(32)
     both = StateSealer([one, other]).fingerprints
     assert both == (*StateSealer([one]).fingerprints, *StateSealer([other]).fingerprints)
@@ -483,7 +483,7 @@ def test_a_fingerprint_tells_keys_apart_and_not_what_they_are() -> None:
     assert one.hex()[:8] not in both[0]
 
 
-def test_keys_are_read_from_digits() -> None:
+def test_keys_are_read_from_hexadecimal_digits() -> None:
     assert read_keys("00ff, 0A\n", "KEYS") == [b"\0\xff", b"\n"]
     for wrong in ("secret", "0", "00ff,secret"):
         with pytest.raises(UsageError, match="KEYS must have keys in hexadecimal") as caught:
@@ -491,13 +491,13 @@ def test_keys_are_read_from_digits() -> None:
         assert wrong not in str(caught.value) or wrong == "0"
 
 
-def test_each_round_of_a_call_has_a_state_of_its_own() -> None:
+def test_each_round_of_a_call_has_its_own_state() -> None:
     texts = {SEALER.seal(SealedState(number, 1600.0), *CALL, "ann") for number in range(5)}
     assert len(texts) == 5
 
 
-def test_the_layout_that_other_instances_read_does_not_change_unnoticed() -> None:
-    # A new layout needs a new number in what is signed, so that instances of two versions refuse each other cleanly.
+def test_the_layout_of_a_sealed_state_is_fixed() -> None:
+    # A new layout needs a new number in the signed bytes, so that instances of two versions refuse each other cleanly.
     digest = hashlib.sha256(b'{"arguments":{"n":1},"name":"greet"}').hexdigest()
     answers = '{"who":{"action":"accept","content":{"name":"Ann"}}}'
     payload = f'["ann","tools/call","{digest}",1600.0,2,"i.7",{answers},[1,null]]'
@@ -505,7 +505,7 @@ def test_the_layout_that_other_instances_read_does_not_change_unnoticed() -> Non
     assert base64.urlsafe_b64decode(TEXT) == seal + payload.encode()
 
 
-def test_a_state_may_be_as_large_as_the_limit_and_no_larger() -> None:
+def test_the_size_of_a_state_is_limited() -> None:
     bare = len(base64.urlsafe_b64decode(SEALER.seal(SealedState(1, 1600.0, carried=""), *CALL, "ann")))
     most = MAX_STATE_CHARS // 4 * 3 - bare
     fits = SEALER.seal(SealedState(1, 1600.0, carried="x" * most), *CALL, "ann")
@@ -517,7 +517,7 @@ def test_a_state_may_be_as_large_as_the_limit_and_no_larger() -> None:
 
 
 @pytest.mark.parametrize("carried", [object(), b"bytes", {1, 2}, {("a",): 1}])
-def test_only_json_is_carried(carried: Any) -> None:
+def test_a_carried_value_must_be_json(carried: Any) -> None:
     with pytest.raises(UsageError, match="must be JSON"):
         SEALER.seal(SealedState(1, 1600.0, carried=carried), *CALL, "ann")
 
@@ -549,7 +549,7 @@ def test_a_result_of_unknown_type_is_invalid(revision: Any, kind: Any) -> None:
 
 @pytest.mark.parametrize("kind", [*UNKNOWN_TYPES, "input_required"])
 @pytest.mark.parametrize("revision", LEGACY, ids=str)
-def test_where_results_have_no_type_a_member_of_that_name_means_nothing(revision: Any, kind: Any) -> None:
+def test_legacy_revisions_ignore_a_result_type(revision: Any, kind: Any) -> None:
     result = {"resultType": kind, "content": [], "requestState": "s"}
     assert Rounds(revision, *CALL, {}).receive(result) is None
 
@@ -562,7 +562,7 @@ def test_the_types_of_agreed_extensions_are_known() -> None:
         rounds(extensions=frozenset({"task"})).receive({"resultType": "other"})
 
 
-def test_the_peers_words_are_cut_short_in_a_message() -> None:
+def test_an_error_shows_only_the_start_of_a_long_result_type() -> None:
     with pytest.raises(RemoteProtocolError) as caught:
         rounds().receive({"resultType": "x" * 1_000_000})
     assert len(str(caught.value)) < 200
@@ -573,7 +573,7 @@ def test_the_peers_words_are_cut_short_in_a_message() -> None:
     [each for each in MAY_NOT_ASK if each[0].result_type],
     ids=lambda value: getattr(value, "name", value),
 )
-def test_a_question_where_there_may_be_none_is_the_servers_mistake(revision: Any, method: str) -> None:
+def test_a_question_of_another_method_is_an_error_of_the_server(revision: Any, method: str) -> None:
     with pytest.raises(RemoteProtocolError, match=f"{method} with input_required, which {revision} does not allow"):
         Rounds(revision, method, {}, EVERYTHING).receive(ask(FORM, state="s"))
 
@@ -592,7 +592,7 @@ def test_a_retry_repeats_the_call_with_every_answer_and_the_state(method: str) -
 
 
 @req("mrtr-19")
-def test_nothing_is_left_over_from_an_earlier_round() -> None:
+def test_a_retry_has_no_members_of_an_earlier_round() -> None:
     call = Rounds(LATEST, "tools/call", {"name": "x", "requestState": "stale", "inputResponses": {"z": {}}}, EVERYTHING)
     call.receive(ask(FORM, state="one"))
     assert call.retry({"who": ACCEPTED}) == {
@@ -631,7 +631,7 @@ def test_without_questions_the_call_may_be_sent_again_at_once(asked: dict[str, A
         ({"who": ACCEPTED, "roots": LISTED, "Who": ACCEPTED}, r"missing \[\], not asked \['Who'\]"),
     ],
 )
-def test_a_call_is_not_sent_again_with_an_answer_too_few_or_too_many(answers: Any, complaint: str) -> None:
+def test_a_retry_needs_exactly_the_requested_answers(answers: Any, complaint: str) -> None:
     call = rounds()
     call.receive(ask(FORM, ROOTS))
     with pytest.raises(UsageError, match=complaint):
@@ -641,7 +641,7 @@ def test_a_call_is_not_sent_again_with_an_answer_too_few_or_too_many(answers: An
 
 @req("mrtr-21")
 @given(st.permutations([0, 0, 1, 1]), st.permutations([0, 1]))
-def test_calls_in_parallel_know_nothing_of_each_other(order: list[int], last: list[int]) -> None:
+def test_parallel_calls_are_independent(order: list[int], last: list[int]) -> None:
     calls = [Rounds(LATEST, "tools/call", {"name": str(number)}, EVERYTHING) for number in (0, 1)]
     asked = [False, False]
     for number in order:
@@ -659,14 +659,14 @@ def test_calls_in_parallel_know_nothing_of_each_other(order: list[int], last: li
         assert calls[number].receive({}) is None
 
 
-def test_a_server_that_never_stops_asking_is_left() -> None:
+def test_the_number_of_rounds_is_limited() -> None:
     call = rounds()
     for number in range(MAX_ROUNDS):
         call.receive(ask(state=str(number)))
         call.retry()
     with pytest.raises(RemoteProtocolError, match="input_required again, after the last round that the client allows"):
         call.receive(ask(state="again"))
-    # The last retry may still be answered for good.
+    # The last retry may still get a complete result.
     call = rounds(limit=1)
     call.receive(ask(FORM))
     call.retry({"who": ACCEPTED})
@@ -691,7 +691,7 @@ def test_a_server_that_never_stops_asking_is_left() -> None:
         ({"inputRequests": {"k" * 999: {"method": "ping"}}}, r"k\.\.\."),
     ],
 )
-def test_malformed_questions_are_the_servers_mistake(asked: dict[str, Any], complaint: str) -> None:
+def test_malformed_questions_are_an_error_of_the_server(asked: dict[str, Any], complaint: str) -> None:
     call = rounds()
     with pytest.raises(RemoteProtocolError, match=complaint) as caught:
         call.receive({"resultType": "input_required", **asked})
@@ -710,7 +710,7 @@ def test_malformed_questions_are_the_servers_mistake(asked: dict[str, Any], comp
         ({"sampling": {}}, TOOLS, "sampling.tools"),
     ],
 )
-def test_a_question_that_we_did_not_declare_is_the_servers_mistake(
+def test_a_question_that_we_did_not_declare_is_an_error_of_the_server(
     declared: dict[str, Any], question: Question, names: str
 ) -> None:
     with pytest.raises(RemoteProtocolError, match=f"the client capability {names}.*did not declare"):
@@ -718,13 +718,13 @@ def test_a_question_that_we_did_not_declare_is_the_servers_mistake(
     assert rounds().receive(ask(question)) == (question,)
 
 
-def test_a_question_without_params_is_asked_without_any() -> None:
+def test_a_question_without_params_is_read_without_params() -> None:
     entry = {"method": "roots/list"}
     assert rounds().receive({"resultType": "input_required", "inputRequests": {"roots": entry}}) == (ROOTS,)
 
 
 @req("mrtr-28")
-def test_a_call_whose_question_is_not_answered_is_given_up() -> None:
+def test_a_call_with_an_unanswered_question_can_be_abandoned() -> None:
     call = rounds()
     call.receive(ask(FORM, SAMPLE, state="s"))
     error = call.abandon("capital")
@@ -735,7 +735,7 @@ def test_a_call_whose_question_is_not_answered_is_given_up() -> None:
         call.retry({"who": ACCEPTED, "capital": SAMPLED})
 
 
-def test_a_key_of_the_peers_is_cut_short_in_what_our_side_is_told() -> None:
+def test_an_error_shows_only_the_start_of_a_long_key() -> None:
     call, key = rounds(), "k" * 1_000_000
     call.receive(ask(Question(key, "roots/list")))
     with pytest.raises(UsageError, match=r"missing .*kkk") as caught:
@@ -762,7 +762,7 @@ ALLOWED = {"sent": {"receive"}, "asked": {"retry", "abandon"}, "sent again": {"r
 
 @pytest.mark.parametrize("stage", STAGES)
 @pytest.mark.parametrize("move", MOVES)
-def test_each_move_belongs_to_its_stage_and_a_wrong_one_changes_nothing(stage: str, move: str) -> None:
+def test_a_call_of_the_wrong_stage_is_refused_and_changes_no_state(stage: str, move: str) -> None:
     call = rounds()
     for step in STAGES[stage]:
         step(call)
@@ -792,7 +792,7 @@ ASKED = st.fixed_dictionaries(
 
 @settings(max_examples=200)
 @given(ASKED | OBJECT)
-def test_any_result_completes_asks_or_blames_the_server(result: dict[str, Any]) -> None:
+def test_any_result_is_complete_a_question_or_an_error_of_the_server(result: dict[str, Any]) -> None:
     call = rounds()
     try:
         questions = call.receive(result)
@@ -810,7 +810,7 @@ def test_any_result_completes_asks_or_blames_the_server(result: dict[str, Any]) 
 def replica(
     method: str, params: dict[str, Any], now: float, wanted: list[Question], ask_at_once: int
 ) -> dict[str, Any]:
-    """A server process that knows its key and its handler, and nothing of what happened before."""
+    """A server process that knows its key and its handler, and has no memory of earlier rounds."""
     sealer = StateSealer([KEY])
     state: SealedState | StateRefusal = SealedState(0, now)
     if "requestState" in params:
@@ -828,7 +828,7 @@ def replica(
 @pytest.mark.parametrize("method", MAY_ASK)
 @settings(max_examples=40)
 @given(kinds=st.lists(st.sampled_from(QUESTIONS), max_size=8), ask_at_once=st.integers(1, 3))
-def test_a_retry_alone_is_enough_for_any_server_to_go_on(method: str, kinds: list[Question], ask_at_once: int) -> None:
+def test_any_instance_can_continue_a_call_from_a_retry(method: str, kinds: list[Question], ask_at_once: int) -> None:
     wanted = [attrs.evolve(each, key=f"{number}:{each.key}") for number, each in enumerate(kinds)]
     call = Rounds(LATEST, method, {"name": "n"}, EVERYTHING)
     params: dict[str, Any] = {"name": "n"}

@@ -46,7 +46,7 @@ GOLDEN = pathlib.Path(__file__).with_name("golden_schemas.json")
 T = TypeVar("T")
 
 
-# Hints here are text, because of the import at the top; the functional forms below have them as they are.
+# Hints of these classes are text, because of the import at the top.  The functional forms below have the objects.
 
 
 class Colour(enum.Enum):
@@ -96,7 +96,7 @@ class Forecast:
 
     Attributes:
         celsius: At noon.
-        wind: Nobody reads this one.
+        wind: No code reads this line.
     """
 
     celsius: float
@@ -183,7 +183,7 @@ Tree2 = dataclasses.make_dataclass("Tree2", [("again", "Tree2 | None"), ("other"
 
 @dataclasses.dataclass
 class Ge:
-    """Stands for the classes of annotated_types."""
+    """A stand-in for the classes of annotated_types."""
 
     ge: Any
 
@@ -195,7 +195,7 @@ class Len:
 
 
 class FieldInfo:
-    """Stands for what pydantic's Field makes: it keeps bounds in a list of such objects."""
+    """A stand-in for the FieldInfo of pydantic, which keeps the bounds in a list of objects."""
 
     def __init__(self, *bounds: Any, default: Any = ..., description: str | None = None) -> None:
         self.default = default
@@ -208,7 +208,7 @@ class Unit:
 
 
 class Marker:
-    """Metadata that is none of our business, although some names are the same."""
+    """Metadata of another library, although some of its names are the same."""
 
     title = 3
     pattern = staticmethod(len)
@@ -404,7 +404,7 @@ FUNCTIONS: dict[str, tuple[Callable[..., Any], tuple[str, ...]]] = {
 }
 
 
-def made() -> dict[str, dict[str, Any]]:
+def make_schemas() -> dict[str, dict[str, Any]]:
     return {
         "hints": {label: schema_of(hint) for label, hint in HINTS.items()},
         "functions": {label: arguments_shape(function, skip).schema for label, (function, skip) in FUNCTIONS.items()},
@@ -431,7 +431,7 @@ def test_every_golden_schema_is_valid_2020_12(kind: str, label: str) -> None:
 
 
 @pytest.mark.parametrize("label", FUNCTIONS)
-def test_every_parameters_schema_is_an_input_schema(label: str) -> None:
+def test_each_schema_of_parameters_is_an_input_schema(label: str) -> None:
     check_input_schema(GOLDEN_SCHEMAS["functions"][label])
 
 
@@ -441,7 +441,7 @@ def test_only_recursive_definitions_are_references(kind: str, label: str) -> Non
     assert recursive or "$ref" not in json.dumps(GOLDEN_SCHEMAS[kind][label])
 
 
-def test_the_same_hint_gives_the_same_schema_and_never_the_same_object() -> None:
+def test_a_hint_gives_an_equal_schema_in_a_new_object_each_time() -> None:
     for hint in HINTS.values():
         first, second = schema_of(hint), schema_of(hint)
         assert json.dumps(first) == json.dumps(second)
@@ -449,8 +449,8 @@ def test_the_same_hint_gives_the_same_schema_and_never_the_same_object() -> None
         assert "broken" not in schema_of(hint)
 
 
-A_DAY = {"celsius": 3.5}
-AGREED: dict[str, tuple[list[Any], list[Any]]] = {
+FORECAST = {"celsius": 3.5}
+ACCEPTED_AND_REFUSED: dict[str, tuple[list[Any], list[Any]]] = {
     "None": ([None], [0, ""]),
     "bool": ([True], [1, "true", None]),
     "int": ([3, -1], [True, "3", 3.5, None]),
@@ -476,7 +476,10 @@ AGREED: dict[str, tuple[list[Any], list[Any]]] = {
     ),
     "TypedDict, not total": ([{"a": 1}], [{}, {"b": "x"}]),
     "NamedTuple": ([{"x": 1}, {"x": 1, "y": 2}], [{}, [1, 2]]),
-    "dataclass": ([A_DAY, {**A_DAY, "wind": None, "tags": ["a"]}], [{}, {**A_DAY, "seen": 1}, {"celsius": "3"}]),
+    "dataclass": (
+        [FORECAST, {**FORECAST, "wind": None, "tags": ["a"]}],
+        [{}, {**FORECAST, "seen": 1}, {"celsius": "3"}],
+    ),
     "attrs": ([{"name": "A"}, {"name": "A", "years": 3}], [{"_name": "A"}, {"name": "A", "age": 3}]),
     "recursive": ([{"value": 1, "children": [{"value": 2, "children": []}]}], [{"value": 1, "children": [{}]}]),
     "alias": ([None, [1, {"a": [True]}]], []),
@@ -488,10 +491,10 @@ AGREED: dict[str, tuple[list[Any], list[Any]]] = {
 }
 
 
-@pytest.mark.parametrize("label", AGREED)
-def test_a_schema_accepts_what_its_type_takes_and_nothing_else(label: str) -> None:
+@pytest.mark.parametrize("label", ACCEPTED_AND_REFUSED)
+def test_a_schema_accepts_exactly_the_values_of_its_type(label: str) -> None:
     compiled = compile_schema(GOLDEN_SCHEMAS["hints"][label])
-    accepted, refused = AGREED[label]
+    accepted, refused = ACCEPTED_AND_REFUSED[label]
     for value in accepted:
         assert compiled.errors(value) == []
     for value in refused:
@@ -577,7 +580,7 @@ def test_a_default_that_the_hint_does_not_allow_is_refused(hint: Any, default: A
 
 
 @pytest.mark.parametrize(("hint", "default"), TAKEN_DEFAULTS, ids=range(len(TAKEN_DEFAULTS)))
-def test_a_default_that_the_hint_allows_is_shown_if_json_has_it(hint: Any, default: Any) -> None:
+def test_a_default_that_the_hint_allows_is_shown_if_it_has_a_json_form(hint: Any, default: Any) -> None:
     schema = arguments_shape(as_default(hint, default)).schema
     assert "required" not in schema
     if "default" in (shown := schema["properties"]["x"]):
@@ -589,11 +592,11 @@ class Converting:
     size: int = attrs.field(default="3", converter=int)
 
 
-def test_a_default_that_goes_through_a_converter_is_not_judged() -> None:
+def test_a_default_that_a_converter_changes_is_not_checked() -> None:
     assert schema_of(Converting)["properties"]["size"] == {"type": "integer"}
 
 
-def test_bounds_are_found_where_pydantic_keeps_them() -> None:
+def test_bounds_inside_a_field_info_of_pydantic_are_found() -> None:
     hint = Annotated[list[int], FieldInfo(Len(1, 3), Marker(), description="Sizes.")]
     assert schema_of(hint) == {
         "type": "array",
@@ -635,7 +638,7 @@ class Fielded:
         ),
     ],
 )
-def test_a_field_in_the_place_of_a_default_is_sent_to_its_own(
+def test_a_field_as_a_default_is_refused_with_the_annotated_form(
     make: Callable[[], Any], where: str, instead: str
 ) -> None:
     with pytest.raises(UsageError) as caught:
@@ -644,12 +647,12 @@ def test_a_field_in_the_place_of_a_default_is_sent_to_its_own(
     assert instead in str(caught.value)
 
 
-def test_arguments_nobody_takes_are_refused() -> None:
+def test_unknown_arguments_are_refused() -> None:
     (problem,) = compile_schema(arguments_shape(nothing).schema).errors({"a": 1})
     assert problem.path == "/a"
 
 
-# What has no schema.
+# Hints and functions without a schema.
 
 
 def varied(*args: int) -> None: ...
@@ -714,7 +717,7 @@ class Broken:
         (Annotated[str, Field(pattern=3)], "is not a bound of JSON Schema"),  # type: ignore[arg-type]
     ],
 )
-def test_a_hint_without_a_schema_says_which_and_what_to_do(hint: Any, why: str) -> None:
+def test_the_error_about_a_hint_without_a_schema_tells_what_to_do(hint: Any, why: str) -> None:
     with pytest.raises(UsageError, match=why):
         schema_of(hint)
 
@@ -722,16 +725,16 @@ def test_a_hint_without_a_schema_says_which_and_what_to_do(hint: Any, why: str) 
 # Classes that describe themselves.
 
 
-def describing(name: str, schema: Any, written: Any = None) -> Any:
-    """A class like a model of pydantic's: with a schema, and perhaps another one for what is written."""
+def self_describing_class(name: str, schema: Any, written: Any = None) -> Any:
+    """A class like a model of pydantic: with a schema, and optionally another schema for the written value."""
 
     class Model:
         @classmethod
         def model_json_schema(cls, mode: str) -> Any:
-            said = written if mode == "serialization" and written else schema
-            if isinstance(said, Exception):
-                raise said
-            return json.loads(json.dumps(said))
+            described = written if mode == "serialization" and written else schema
+            if isinstance(described, Exception):
+                raise described
+            return json.loads(json.dumps(described))
 
         @classmethod
         def model_validate(cls, value: Any) -> Any:
@@ -757,8 +760,8 @@ OWNED = {
 }
 
 
-def test_a_class_may_describe_itself_and_is_written_out_like_others() -> None:
-    found = schema_of(dict[str, describing("Owned", OWNED)])  # type: ignore[misc]
+def test_the_schema_of_a_class_that_describes_itself_is_inlined() -> None:
+    found = schema_of(dict[str, self_describing_class("Owned", OWNED)])  # type: ignore[misc]
     assert found == {
         "type": "object",
         "additionalProperties": {
@@ -774,11 +777,11 @@ def test_a_class_may_describe_itself_and_is_written_out_like_others() -> None:
     }
 
 
-def test_what_contains_itself_in_a_class_that_describes_itself_is_referred_to() -> None:
+def test_a_recursive_part_of_a_class_that_describes_itself_is_a_reference() -> None:
     def node(value: str) -> Any:
         members = {"value": {"type": value}, "next": {"$ref": "#/$defs/Node"}}
         body = {"type": "object", "properties": members, "required": ["value"]}
-        return describing("Node", {"$defs": {"Node": body}, "$ref": "#/$defs/Node"})
+        return self_describing_class("Node", {"$defs": {"Node": body}, "$ref": "#/$defs/Node"})
 
     one, other = node("string"), node("integer")
     alone = schema_of(one)
@@ -790,8 +793,8 @@ def test_what_contains_itself_in_a_class_that_describes_itself_is_referred_to() 
     assert wrong == ["/1/value", "/1/next/value", "/2/value", "/2/next/value"]
 
 
-def test_a_class_may_be_written_otherwise_than_it_is_read() -> None:
-    kind = describing("Two", {"type": "object"}, {"type": "array"})
+def test_a_class_may_have_different_schemas_for_reading_and_writing() -> None:
+    kind = self_describing_class("Two", {"type": "object"}, {"type": "array"})
     assert schema_of(kind) == {"type": "object"}
     assert schema_of(list[kind], mode="serialization") == {"type": "array", "items": {"type": "array"}}
 
@@ -806,7 +809,7 @@ def test_a_class_may_be_written_otherwise_than_it_is_read() -> None:
 )
 def test_a_class_that_fails_to_describe_itself_is_refused(schema: Any, why: str) -> None:
     with pytest.raises(UsageError, match=why):
-        schema_of(describing("Odd", schema))
+        schema_of(self_describing_class("Odd", schema))
 
 
 @pytest.mark.parametrize(
@@ -824,7 +827,7 @@ def test_a_class_that_fails_to_describe_itself_is_refused(schema: Any, why: str)
         (Broken(), "the parameters of .* cannot be read"),
     ],
 )
-def test_a_function_without_a_schema_says_why(function: Any, why: str) -> None:
+def test_a_function_without_a_schema_is_refused_with_the_reason(function: Any, why: str) -> None:
     with pytest.raises(UsageError, match=why):
         arguments_shape(function)
 
@@ -832,7 +835,7 @@ def test_a_function_without_a_schema_says_why(function: Any, why: str) -> None:
 # Hints and descriptions.
 
 
-def test_a_hint_is_resolved_alone_and_keeps_its_annotations() -> None:
+def test_one_hint_is_resolved_with_its_annotations() -> None:
     assert hint_of(forecast, "days") is int
     assert hint_of(forecast, "return") is Forecast
     assert hint_of(numpy_style, "b") == Annotated[int, "Not from the docstring."]
@@ -843,9 +846,9 @@ def test_a_hint_is_resolved_alone_and_keeps_its_annotations() -> None:
 
 
 def test_the_hints_of_a_decorated_function_are_those_of_its_own_module() -> None:
-    elsewhere: dict[str, Any] = {}
-    exec("def decorated(function):\n    return lambda *args: function(*args)", elsewhere)
-    decorated = functools.wraps(forecast)(elsewhere["decorated"](forecast))
+    other_module: dict[str, Any] = {}
+    exec("def decorated(function):\n    return lambda *args: function(*args)", other_module)
+    decorated = functools.wraps(forecast)(other_module["decorated"](forecast))
     assert hint_of(decorated, "return") is Forecast
 
 
@@ -859,7 +862,7 @@ def test_the_hints_of_a_decorated_function_are_those_of_its_own_module() -> None
         (Count | Maybe, [int, int, type(None)]),
     ],
 )
-def test_the_alternatives_of_a_union_are_found_wherever_they_stand(hint: Any, alternatives: list[Any]) -> None:
+def test_the_alternatives_of_a_nested_union_are_found(hint: Any, alternatives: list[Any]) -> None:
     assert alternatives_of(hint) == alternatives
 
 
@@ -884,7 +887,7 @@ def test_callables_of_every_kind_are_described() -> None:
     assert describe(Undocumented) == Description()
 
 
-def test_a_heading_at_the_very_end_is_text() -> None:
+def test_a_heading_at_the_end_of_a_docstring_is_text() -> None:
     def odd() -> None:
         """Odd.
 
@@ -916,7 +919,7 @@ def test_a_heading_at_the_very_end_is_text() -> None:
 def golden_text() -> str:
     """One schema on each line, so that a difference can be read."""
     kinds = []
-    for kind, schemas in made().items():
+    for kind, schemas in make_schemas().items():
         lines = ",\n".join(f"  {json.dumps(label)}: {json.dumps(schema)}" for label, schema in schemas.items())
         kinds.append(f" {json.dumps(kind)}: {{\n{lines}\n }}")
     return "{\n" + ",\n".join(kinds) + "\n}\n"

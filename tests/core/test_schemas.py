@@ -40,7 +40,7 @@ EACH = pytest.mark.parametrize(
 REVISION = pytest.mark.parametrize("revision", REVISIONS.values(), ids=str)
 
 PARAMS = "/properties/params"
-# Where a model stands in the schemas, if not under its own name: whichever of these a revision has.
+# The place of a model in the schemas, if it is not its own name: the first of these that the revision has.
 PLACES: Mapping[type[Model], tuple[str, ...]] = {
     content.Annotations: ("Annotations", "Annotated/properties/annotations"),
     models.CallToolParams: ("CallToolRequestParams", "CallToolRequest" + PARAMS),
@@ -75,13 +75,13 @@ PLACES: Mapping[type[Model], tuple[str, ...]] = {
     forms.TitledEnumItems: ("TitledMultiSelectEnumSchema/properties/items",),
     forms.TitledEnumSchema: ("TitledSingleSelectEnumSchema",),
 }
-# What the schemas name and the models leave to the unknown fields: tasks are not here, and `$schema` is for the peer.
+# Members of the schemas that the models keep as unknown fields: those of tasks, and `$schema`, which is for the peer.
 UNMODELLED = {"task", "tasks", "$schema"}
 # The schemas before 2025-11-25 allow metadata on all parameters in one place, and do not repeat it.
 UNLISTED = {"_meta"}
 
 
-# Two oversights of the schemas, where their text says otherwise: 0.5 is a number, and null is JSON.
+# Two oversights of the schemas, which contradict their text: 0.5 is a number, and null is JSON.
 NUMBERS = '["string", "integer", "boolean"]'
 
 
@@ -122,7 +122,7 @@ class Schemas:
 
 
 def with_terms(params: dict[str, Any]) -> dict[str, Any]:
-    """As 2026-07-28 sends them: the session, which knows them, says on what terms."""
+    """The params as 2026-07-28 sends them: the session adds its terms."""
     return {**params, "_meta": {**params.get("_meta", {}), META_VERSION: LATEST.name, META_CLIENT_CAPABILITIES: {}}}
 
 
@@ -138,7 +138,7 @@ def test_a_class_exists_in_the_revisions_whose_schema_has_it(
 ) -> None:
     schema = schemas[revision.name]
     unlike = {cls for cls in MODELS if exists(cls, revision) != (schema.where(cls) is not None)}
-    # Before 2026-07-28 these were messages of their own, and are only known by their parameters.
+    # Before 2026-07-28 these were messages, and only the models of their parameters are used.
     assert unlike <= {models.CreateMessageRequest, models.ListRootsRequest, models.ElicitRequest}
 
 
@@ -156,7 +156,7 @@ def test_a_class_writes_exactly_the_members_that_its_schema_names(
 @req("type-01", "type-03", "type-09")
 @pytest.mark.parametrize("full", [False, True], ids=["minimal", "maximal"])
 @EACH
-def test_what_is_written_is_valid(
+def test_a_written_model_is_valid(
     schemas: Mapping[str, Schemas], revision: Revision, cls: type[Model], full: bool
 ) -> None:
     schemas[revision.name].check_model(revision, build(cls, revision, Fixed(full=full)))
@@ -164,7 +164,7 @@ def test_what_is_written_is_valid(
 
 @req("type-01")
 @pytest.mark.parametrize("revision", REVISIONS.values(), ids=str)
-def test_whatever_is_written_is_valid(schemas: Mapping[str, Schemas], revision: Revision) -> None:
+def test_any_written_model_is_valid(schemas: Mapping[str, Schemas], revision: Revision) -> None:
     @settings(max_examples=60, deadline=None)
     @given(instances(revision))
     def check(value: Model) -> None:
@@ -236,7 +236,7 @@ def test_every_official_example_is_read_and_written_again(shared_schemas: Path) 
         if isinstance(value, models.CacheableResult):
             part = {"ttlMs": 0, "cacheScope": "private", **part}  # one example has neither, and both are required
         assert codec.to_json(value, LATEST) == part, path
-        # Not because it was kept as it came: every member is modelled, and every kind is known.
+        # The raw data is not the reason: every member is modelled, and every kind is known.
         assert codec.to_json(without_raw_data(value), LATEST) == part, path
         assert "Unknown(" not in repr(value), path
     assert len(seen) == 88

@@ -1,4 +1,4 @@
-"""The server's side and what both sides share: the handshake, per-request terms, and who may say what."""
+"""Sessions of servers, and the parts that both sides share: handshake, terms of each request, allowed messages."""
 
 from __future__ import annotations
 
@@ -108,7 +108,7 @@ def call(session: ServerProtocol, request: Request, **more: Any) -> Terms:
 
 @req("life-01", "life-02", "life-03", "life-04", "life-07", "life-19", "life-23", "ver-08")
 @each_legacy
-def test_a_handshake_agrees_one_revision_and_tells_each_side_about_the_other(revision: Revision) -> None:
+def test_a_handshake_agrees_on_a_revision_and_exchanges_the_offers(revision: Revision) -> None:
     made = pair(client_speaks=(revision,), server_speaks=ALL, instructions="Be brief.")
     made.client.open()
     made.pump()
@@ -139,15 +139,15 @@ UNKNOWN: dict[str, Any] = {"telepathy": {"range": 5}, "tools": {"flavour": "x"},
 
 @req("life-21")
 @each_revision
-def test_a_capability_that_nobody_knows_changes_nothing(revision: Revision) -> None:
-    hearing = server()
+def test_an_unknown_capability_has_no_effect(revision: Revision) -> None:
+    receiver = server()
     if revision.handshake:
-        hearing.receive(initialize(0, revision.name, UNKNOWN), 0.0)
-        hearing.receive(INITIALIZED, 0.0)
-        drain(hearing)
-        assert call(hearing, Request(1, "tools/list")).capabilities == UNKNOWN
+        receiver.receive(initialize(0, revision.name, UNKNOWN), 0.0)
+        receiver.receive(INITIALIZED, 0.0)
+        drain(receiver)
+        assert call(receiver, Request(1, "tools/list")).capabilities == UNKNOWN
     else:
-        assert call(hearing, modern(1, "tools/list", clientCapabilities=UNKNOWN)).capabilities == UNKNOWN
+        assert call(receiver, modern(1, "tools/list", clientCapabilities=UNKNOWN)).capabilities == UNKNOWN
 
     client = ClientProtocol(Offer(CLIENT_INFO, {}, (revision,)))
     client.open()
@@ -164,7 +164,7 @@ def test_a_capability_that_nobody_knows_changes_nothing(revision: Revision) -> N
 
 @req("type-02", "life-21", "life-22")
 @each_legacy
-def test_each_side_declares_the_part_that_the_revision_knows(revision: Revision) -> None:
+def test_each_side_declares_only_what_the_revision_defines(revision: Revision) -> None:
     made = opened(revision)
     assert made.client.terms is not None
     assert made.server.terms is not None
@@ -194,7 +194,7 @@ def test_each_side_declares_the_part_that_the_revision_knows(revision: Revision)
     ("revision", "offered", "declared"),
     [
         (B, {"form": {}}, None),
-        (C, {"url": {}}, None),  # a bare elicitation would promise forms there
+        (C, {"url": {}}, None),  # in this revision an elicitation without modes means forms
         (C, {"form": {}, "url": {}}, {}),
         (C, {}, {}),
         (D, {"url": {}}, {"url": {}}),
@@ -230,21 +230,21 @@ def test_an_offer_needs_an_identity_and_a_revision() -> None:
     ],
     ids=str,
 )
-def test_an_offer_of_mere_names_says_where_the_revisions_are(given: Any, use: str) -> None:
+def test_the_error_about_names_of_revisions_tells_where_the_objects_are(given: Any, use: str) -> None:
     with pytest.raises(UsageError, match=f'must be Revision objects, got .*; use REVISIONS."{use}".'):
         Offer(INFO, revisions=given)
 
 
-def test_revisions_may_come_in_anything_that_can_be_iterated() -> None:
+def test_revisions_may_be_any_iterable() -> None:
     for each in ([D, E], {D: 1, E: 2}, iter([D, E]), (D, E)):
         assert Offer(INFO, revisions=each).revisions == (D, E)
 
 
-def test_what_no_revision_lets_anybody_declare_is_not_offered() -> None:
+def test_an_unknown_capability_is_refused_in_an_offer() -> None:
     with pytest.raises(UsageError, match=r"no capability 'tool'; the capabilities are .*roots.*tools"):
         Offer(INFO, {"tool": {}})
     both = {**EVERYTHING_OF_A_CLIENT, **EVERYTHING_OF_A_SERVER}
-    for revision in ALL:  # what newer ones have is left out where an old one is pinned
+    for revision in ALL:  # an old revision leaves out the capabilities of newer ones
         assert Offer(INFO, both, [revision]).revisions == (revision,)
     newer = attrs.evolve(
         E, name="2027-01-01", capabilities={**E.capabilities, Role.SERVER: {"video": CapabilityRule()}}
@@ -262,7 +262,7 @@ def test_what_no_revision_lets_anybody_declare_is_not_offered() -> None:
     ],
     ids=repr,
 )
-def test_what_cannot_be_written_is_not_offered(said: Any) -> None:
+def test_an_offer_that_cannot_be_written_as_json_is_refused(said: Any) -> None:
     with pytest.raises(UsageError, match="cannot be written as JSON"):
         Offer(**{"info": INFO, **said})
 
@@ -272,7 +272,7 @@ def test_an_experimental_capability_is_an_object() -> None:
         Offer(INFO, {"experimental": {"x": True}})
 
 
-def test_a_handshake_whose_answer_finds_no_room_is_refused() -> None:
+def test_a_handshake_is_refused_if_its_answer_exceeds_the_byte_limit() -> None:
     session = ServerProtocol(Offer(INFO, {}, ALL, instructions="x" * 10_000))
     limits = Limits(bytes_each=20_000, bytes_in_all=20_000)
     session.account = ByteBudget(limits).account("ann")
@@ -283,7 +283,7 @@ def test_a_handshake_whose_answer_finds_no_room_is_refused() -> None:
     assert "Limits.bytes_each" in refusal.message
 
 
-def test_an_offer_names_its_newest_revisions_in_whatever_order_they_come() -> None:
+def test_an_offer_finds_its_newest_revisions_in_any_order() -> None:
     offer = Offer(INFO, revisions=(B, E, D, A))
     assert (offer.legacy, offer.modern, offer.versions) == (D, E, [E.name, D.name, B.name, A.name])
     assert (Offer(INFO, revisions=(E,)).legacy, Offer(INFO, revisions=(A,)).modern) == (None, None)
@@ -300,7 +300,7 @@ OFFERS = [frozenset(each) for size in (1, 2, 3) for each in combinations((A, C, 
 
 
 def expected(client: frozenset[Revision], server: frozenset[Revision]) -> Revision | None:
-    """The newest modern revision that both speak; else what a handshake comes to."""
+    """The newest modern revision that both speak, or the result of a handshake."""
     if client & server & {E}:
         return E
     ours, theirs = (max((each for each in side if each is not E), key=str, default=None) for side in (client, server))
@@ -326,7 +326,7 @@ def expected(client: frozenset[Revision], server: frozenset[Revision]) -> Revisi
 )
 @pytest.mark.parametrize("client", OFFERS, ids=lambda each: "+".join(sorted(map(str, each))))
 @pytest.mark.parametrize("server", OFFERS, ids=lambda each: "+".join(sorted(map(str, each))))
-def test_any_two_offers_come_to_the_expected_revision_or_to_a_clean_failure(
+def test_any_two_offers_agree_on_the_expected_revision_or_fail(
     client: frozenset[Revision], server: frozenset[Revision]
 ) -> None:
     made = pair({}, {}, client_speaks=tuple(client), server_speaks=tuple(server))
@@ -395,7 +395,7 @@ def test_a_second_initialize_is_refused_and_changes_nothing() -> None:
 
 
 @each_legacy
-def test_a_session_begins_when_initialize_is_answered_and_not_before(revision: Revision) -> None:
+def test_a_session_begins_with_the_answer_to_initialize(revision: Revision) -> None:
     session = server()
     assert not any(isinstance(event, SessionAgreed) for event in session.receive(Request(0, "initialize"), 0.0))
     session.outgoing()
@@ -418,7 +418,7 @@ def test_initialize_in_a_batch_is_refused(revision: Revision | None) -> None:
     assert answer.code == errors.INVALID_REQUEST
 
 
-def test_initialized_without_initialize_or_twice_is_reported_and_means_nothing() -> None:
+def test_an_unexpected_initialized_is_a_mistake_without_effect() -> None:
     session = server()
     assert isinstance(session.receive(INITIALIZED, 0.0)[0], PeerMistake)
     assert not session.opened
@@ -433,7 +433,7 @@ def test_initialized_without_initialize_or_twice_is_reported_and_means_nothing()
 
 @req("life-05", "ping-01")
 @each_legacy
-def test_before_the_answer_to_initialize_the_client_sends_nothing_but_pings(revision: Revision) -> None:
+def test_before_the_answer_to_initialize_the_client_sends_only_pings(revision: Revision) -> None:
     client = ClientProtocol(Offer(CLIENT_INFO, EVERYTHING_OF_A_CLIENT, (revision,)))
     with pytest.raises(UsageError, match="no revision has been agreed"):
         client.request("ping")
@@ -454,7 +454,7 @@ def test_before_the_answer_to_initialize_the_client_sends_nothing_but_pings(revi
 
 
 @req("life-05")
-def test_to_a_server_that_is_being_probed_the_client_tells_nothing() -> None:
+def test_while_it_probes_the_client_sends_no_other_messages() -> None:
     client = ClientProtocol(Offer(CLIENT_INFO, EVERYTHING_OF_A_CLIENT))
     client.open()
     client.outgoing()
@@ -468,7 +468,7 @@ def test_to_a_server_that_is_being_probed_the_client_tells_nothing() -> None:
 
 @req("life-06", "ping-01")
 @each_legacy
-def test_before_initialized_the_server_sends_nothing_but_pings_and_logs(revision: Revision) -> None:
+def test_before_initialized_the_server_sends_only_pings_and_logs(revision: Revision) -> None:
     session = server(revision)
     for forbidden in (lambda: session.request("ping"), lambda: session.notify("notifications/message", LOG)):
         with pytest.raises(UsageError, match="no revision has been agreed"):
@@ -491,7 +491,7 @@ def test_before_initialized_the_server_sends_nothing_but_pings_and_logs(revision
 
 @req("ping-01", "life-06")
 @pytest.mark.parametrize("speaks", [(D,), ALL], ids=["initializing", "probing"])
-def test_while_it_opens_the_client_answers_pings_and_hears_logs_and_refuses_the_rest(speaks: Any) -> None:
+def test_during_the_opening_the_client_accepts_only_pings_and_logs(speaks: Any) -> None:
     client = ClientProtocol(Offer(CLIENT_INFO, EVERYTHING_OF_A_CLIENT, speaks))
     client.open()
     client.outgoing()
@@ -510,7 +510,7 @@ def test_while_it_opens_the_client_answers_pings_and_hears_logs_and_refuses_the_
 
 
 @req("life-01", "ping-01")
-def test_before_initialize_the_server_serves_nothing_but_pings() -> None:
+def test_before_initialize_the_server_serves_only_pings() -> None:
     session = server(*LEGACY)
     assert ask(session, Request(1, "ping")) == Response(1, {})
     for id, (method, code) in enumerate(
@@ -528,7 +528,7 @@ def test_before_initialize_the_server_serves_nothing_but_pings() -> None:
 
 
 @each_legacy
-def test_from_its_answer_to_initialize_on_the_server_serves_calls(revision: Revision) -> None:
+def test_the_server_serves_calls_after_its_answer_to_initialize(revision: Revision) -> None:
     session = server()
     ask(session, initialize(version=revision.name))
     assert not session.opened
@@ -539,7 +539,7 @@ def test_from_its_answer_to_initialize_on_the_server_serves_calls(revision: Revi
 
 
 @req("meta-15", "state-01", "state-02", "state-06", "ver-04")
-def test_interleaved_requests_are_each_judged_by_their_own_metadata() -> None:
+def test_each_of_the_interleaved_requests_has_its_own_terms() -> None:
     session = server()
     one = call(
         session,
@@ -560,7 +560,7 @@ def test_interleaved_requests_are_each_judged_by_their_own_metadata() -> None:
     assert session.terms is None
 
 
-def test_the_principal_and_headers_of_a_request_are_its_own_in_a_handshake_too() -> None:
+def test_each_request_of_a_legacy_session_has_its_own_principal_and_headers() -> None:
     session = server()
     session.receive(initialize(), 0.0, principal="ann", headers={"authorization": "secret"})
     session.outgoing()
@@ -620,7 +620,7 @@ def test_required_metadata_that_is_missing_is_named(missing: str, serves: tuple[
 
 @req("meta-14")
 @pytest.mark.parametrize("info", [7, "me", {}, {"name": "c"}, {"name": 1, "version": "1"}], ids=repr)
-def test_an_identity_that_cannot_be_shown_changes_nothing(info: Any) -> None:
+def test_a_malformed_identity_of_the_client_is_ignored(info: Any) -> None:
     assert call(server(), modern(1, "tools/list", clientInfo=info)).identity is None
 
 
@@ -637,7 +637,7 @@ def test_a_version_that_is_not_served_is_answered_with_those_that_are(version: s
         assert answer.message.isprintable()
 
 
-def test_a_server_of_the_legacy_era_does_not_pass_for_a_modern_one() -> None:
+def test_a_legacy_server_has_no_discover_method() -> None:
     answer = ask(server(D), modern(1, "server/discover"))
     assert isinstance(answer, Error)
     assert answer.code == errors.METHOD_NOT_FOUND
@@ -658,7 +658,7 @@ def test_a_server_of_the_legacy_era_does_not_pass_for_a_modern_one() -> None:
         "",
     ],
 )
-def test_a_method_that_the_modern_era_lacks_does_not_exist(method: str) -> None:
+def test_a_method_that_the_modern_era_lacks_is_not_found(method: str) -> None:
     answer = ask(server(), modern(1, method))
     assert isinstance(answer, Error)
     assert answer.code == errors.METHOD_NOT_FOUND
@@ -666,7 +666,7 @@ def test_a_method_that_the_modern_era_lacks_does_not_exist(method: str) -> None:
 
 @req("core-29", "ping-07")
 @pytest.mark.parametrize("method", ["ping", "no/such", "logging/setLevel"])
-def test_without_metadata_such_a_method_does_not_exist_for_a_modern_server_either(method: str) -> None:
+def test_a_missing_method_without_metadata_is_not_found_at_a_modern_server(method: str) -> None:
     answer = ask(server(E), Request(1, method))
     assert isinstance(answer, Error)
     assert answer.code == errors.METHOD_NOT_FOUND
@@ -674,7 +674,7 @@ def test_without_metadata_such_a_method_does_not_exist_for_a_modern_server_eithe
 
 @req("core-29")
 @each_legacy
-def test_a_method_that_a_legacy_revision_lacks_does_not_exist_for_either_side(revision: Revision) -> None:
+def test_a_method_that_a_legacy_revision_lacks_is_not_found_on_either_side(revision: Revision) -> None:
     made = opened(revision)
     for session, method in ((made.server, "server/discover"), (made.server, "roots/list"), (made.client, "tools/list")):
         (event,) = session.receive(Request("x", method), 0.0)
@@ -684,7 +684,7 @@ def test_a_method_that_a_legacy_revision_lacks_does_not_exist_for_either_side(re
         assert answer.code == errors.METHOD_NOT_FOUND
 
 
-def test_an_error_about_a_name_does_not_grow_with_it() -> None:
+def test_an_error_about_a_long_name_is_short() -> None:
     name = "x" * 1_000_000
     for session in (server(), opened(D).server, opened(D).client):
         for message in (Request("q", name), modern("m", name), Notification(name)):
@@ -696,7 +696,7 @@ def test_an_error_about_a_name_does_not_grow_with_it() -> None:
 
 @req("core-32", "arch-02", "core-04")
 @each_revision
-def test_a_method_of_a_feature_that_the_server_does_not_declare_does_not_exist(revision: Revision) -> None:
+def test_a_method_of_a_feature_that_the_server_does_not_declare_is_not_found(revision: Revision) -> None:
     for method, row in revision.requests[Role.CLIENT].items():
         if not row.needs:
             continue
@@ -709,7 +709,7 @@ def test_a_method_of_a_feature_that_the_server_does_not_declare_does_not_exist(r
 
 @req("ver-03", "ver-16", "meta-13")
 @pytest.mark.parametrize("instructions", [None, "Be brief."])
-def test_discover_tells_everything_about_the_server(instructions: str | None) -> None:
+def test_discover_returns_the_whole_offer_of_the_server(instructions: str | None) -> None:
     session = ServerProtocol(Offer(SERVER_INFO, EVERYTHING_OF_A_SERVER, ALL, instructions))
     answer = ask(session, modern(1, "server/discover"))
     assert isinstance(answer, Response)
@@ -726,7 +726,7 @@ def test_discover_tells_everything_about_the_server(instructions: str | None) ->
 
 
 @req("ver-08", "ver-09", "ver-15", "state-01")
-def test_both_eras_are_served_on_one_link_and_neither_sees_the_other() -> None:
+def test_both_eras_are_served_separately_on_one_link() -> None:
     session = server()
     assert call(session, modern(1, "tools/call", logLevel="error")).revision is E
     ask(session, initialize(2, version=B.name, capabilities={"sampling": {}}))
@@ -760,12 +760,12 @@ def test_a_modern_server_names_its_versions_to_a_legacy_client(version: Any) -> 
     assert answer.code == (errors.UNSUPPORTED_VERSION if isinstance(version, str) else errors.INVALID_PARAMS)
 
 
-# What our side may ask of the other.
+# The requests and notifications that our side may send.
 
 
 @req("mrtr-01", "trans-05")
 @pytest.mark.parametrize("method", ["sampling/createMessage", "roots/list", "elicitation/create", "ping"])
-def test_in_the_modern_era_the_server_makes_no_requests(method: str) -> None:
+def test_a_modern_server_cannot_send_requests(method: str) -> None:
     session = server(E)
     call(session, modern(1, "tools/call", clientCapabilities=EVERYTHING_OF_A_CLIENT))
     with pytest.raises(NotInThisRevision) as caught:
@@ -781,7 +781,7 @@ def test_in_the_modern_era_the_server_makes_no_requests(method: str) -> None:
 
 @req("type-02", "life-15", "life-16")
 @each_revision
-def test_what_a_revision_lacks_cannot_be_sent(revision: Revision) -> None:
+def test_a_method_that_the_revision_lacks_cannot_be_sent(revision: Revision) -> None:
     made = opened(revision)
     for session in (made.client, made.server):
         every = {name for each in ALL for name in each.requests[session.role]} - {"initialize"}
@@ -799,7 +799,7 @@ def test_what_a_revision_lacks_cannot_be_sent(revision: Revision) -> None:
         assert not session.outgoing()
 
 
-def _requests_that_need_something() -> list[Any]:
+def _requests_that_need_a_capability() -> list[Any]:
     rows = [
         (revision, sender, row) for revision in ALL for sender in Role for row in revision.requests[sender].values()
     ]
@@ -807,8 +807,8 @@ def _requests_that_need_something() -> list[Any]:
 
 
 @req("arch-02", "core-04", "life-15", "life-16")
-@pytest.mark.parametrize(("revision", "sender", "row"), _requests_that_need_something())
-def test_a_request_goes_out_only_if_the_receiver_declared_what_it_stands_on(
+@pytest.mark.parametrize(("revision", "sender", "row"), _requests_that_need_a_capability())
+def test_a_request_is_sent_only_if_the_receiver_declared_its_capability(
     revision: Revision, sender: Role, row: Any
 ) -> None:
     for declared in (True, False):
@@ -824,7 +824,7 @@ def test_a_request_goes_out_only_if_the_receiver_declared_what_it_stands_on(
         assert (caught.value.method, caught.value.owner) == (row.name, sender.other.value)
         assert caught.value.capability == row.needs
         assert not session.outgoing()
-        session.request(row.name, undeclared=True)  # for peers that do what they have not declared
+        session.request(row.name, undeclared=True)  # for peers that support more than they declare
         assert [message.method for message, _ in session.outgoing()] == [row.name]
         with pytest.raises(NotDeclared):
             session.request(row.name)
@@ -832,7 +832,7 @@ def test_a_request_goes_out_only_if_the_receiver_declared_what_it_stands_on(
 
 @req("arch-02", "arch-04")
 @each_legacy
-def test_a_notification_goes_out_only_if_its_sender_declared_what_it_stands_on(revision: Revision) -> None:
+def test_a_notification_is_sent_only_if_the_sender_declared_its_capability(revision: Revision) -> None:
     for declared in (True, False):
         made = opened(revision) if declared else opened(revision, {"experimental": {}}, {"experimental": {}})
         for session in (made.client, made.server):
@@ -864,7 +864,7 @@ MODES = [
 
 @req("arch-02")
 @pytest.mark.parametrize(("params", "declared", "missing"), MODES, ids=str)
-def test_a_mode_stands_on_a_capability_of_its_own(params: Any, declared: Any, missing: Any) -> None:
+def test_a_mode_needs_its_own_capability(params: Any, declared: Any, missing: Any) -> None:
     method = "elicitation/create" if "elicitation" in declared else "sampling/createMessage"
     made = opened(D, declared)
     if missing is None:
@@ -873,7 +873,7 @@ def test_a_mode_stands_on_a_capability_of_its_own(params: Any, declared: Any, mi
         with pytest.raises(NotDeclared) as caught:
             made.server.request(method, params)
         assert caught.value.capability == missing
-    # And the client holds a server to it that asks all the same.
+    # A client refuses a request for an undeclared mode.
     (event,) = made.client.receive(Request("q", method, params), 0.0)
     if missing is None:
         assert isinstance(event, Call)
@@ -885,7 +885,7 @@ def test_a_mode_stands_on_a_capability_of_its_own(params: Any, declared: Any, mi
 
 @req("core-29", "arch-02")
 @each_legacy
-def test_a_feature_that_the_client_did_not_declare_does_not_exist(revision: Revision) -> None:
+def test_a_method_of_a_feature_that_the_client_does_not_declare_is_not_found(revision: Revision) -> None:
     made = opened(revision, {"experimental": {}})
     for method, row in revision.requests[Role.SERVER].items():
         if row.needs:
@@ -904,7 +904,7 @@ def test_either_side_may_ping_once_the_link_is_open(revision: Revision) -> None:
     assert made.server_saw == [Answered(ids[1], "ping", {})]
 
 
-def test_nothing_is_sent_about_a_request_that_is_over_or_on_a_link_that_is() -> None:
+def test_no_message_is_sent_about_an_ended_request_or_on_a_lost_link() -> None:
     made = opened(D)
     made.client.request("tools/list")
     made.pump()
@@ -926,7 +926,7 @@ def test_nothing_is_sent_about_a_request_that_is_over_or_on_a_link_that_is() -> 
 def test_in_the_legacy_era_the_session_has_a_log_level(revision: Revision) -> None:
     made = opened(revision)
     sent = [level for level in LOG_LEVELS if made.server.notify("notifications/message", {"level": level, "data": 1})]
-    assert sent == list(LOG_LEVELS)  # until the client says something, the server chooses
+    assert sent == list(LOG_LEVELS)  # until the client sets a level, the server chooses
     for at, level in enumerate(LOG_LEVELS):
         made.client.request("logging/setLevel", {"level": level})
         made.pump()
@@ -948,7 +948,7 @@ def test_a_log_level_that_does_not_exist_is_refused_and_changes_nothing(level: A
 
 
 @pytest.mark.parametrize("asked", [None, *LOG_LEVELS])
-def test_in_the_modern_era_each_request_has_its_own_log_level_and_none_by_default(asked: str | None) -> None:
+def test_each_modern_request_has_its_own_log_level(asked: str | None) -> None:
     made = opened(E)
     made.client.log_level = asked
     made.client.request("tools/call")
@@ -966,11 +966,11 @@ def test_in_the_modern_era_each_request_has_its_own_log_level_and_none_by_defaul
         made.server.notify("notifications/message", LOG)
 
 
-# Which stream carries what.
+# Streams and their messages.
 
 
 @req("sub-13", "http-116", "type-16", "prog-13")
-def test_change_notices_travel_on_subscriptions_only_and_nothing_else_does() -> None:
+def test_changes_are_sent_only_on_subscriptions_which_carry_only_changes() -> None:
     session = server(E)
     call(session, modern("call", "tools/call", logLevel="debug", clientCapabilities={}))
     listen = modern("listen", "subscriptions/listen", logLevel="debug")
@@ -994,7 +994,7 @@ def test_change_notices_travel_on_subscriptions_only_and_nothing_else_does() -> 
 @req("sub-05")
 @pytest.mark.parametrize("id", [1, "1"], ids=repr)
 @pytest.mark.parametrize("mark", [None, 1, "1", 1.0, True, 2, [1]], ids=repr)
-def test_whatever_travels_on_a_subscription_bears_its_id_in_value_and_type(id: Any, mark: Any) -> None:
+def test_a_notification_on_a_subscription_must_have_the_id_in_value_and_type(id: Any, mark: Any) -> None:
     session = server(E)
     call(session, modern(id, "subscriptions/listen"))
     params = {"_meta": {META_SUBSCRIPTION_ID: mark}}
@@ -1010,7 +1010,7 @@ def test_whatever_travels_on_a_subscription_bears_its_id_in_value_and_type(id: A
 
 
 @pytest.mark.parametrize("params", [[], 7, {"_meta": None}, {"_meta": []}, {"_meta": "x"}], ids=repr)
-def test_what_can_have_no_metadata_is_not_sent(params: Any) -> None:
+def test_params_and_results_that_cannot_hold_metadata_are_refused(params: Any) -> None:
     made = opened(E)
     made.client.request("tools/call")
     made.client.request("subscriptions/listen")
@@ -1031,7 +1031,7 @@ def test_what_can_have_no_metadata_is_not_sent(params: Any) -> None:
 
 
 @pytest.mark.parametrize("revision", [B, E], ids=str)
-def test_an_answer_goes_where_its_request_came_from(revision: Revision) -> None:
+def test_an_answer_is_sent_on_the_stream_of_its_request(revision: Revision) -> None:
     session = server(terms=Terms(revision))
     ask = modern if revision is E else Request
     for message in (ask(1, "no/such"), ask(2, "tools/call"), ask(3, "tools/list")):
@@ -1041,12 +1041,12 @@ def test_an_answer_goes_where_its_request_came_from(revision: Revision) -> None:
     session.notify("notifications/message", LOG, about=2)
     session.answer(2, {"content": []})
     where = [(getattr(message, "id", None), about) for message, about in session.outgoing()]
-    noted = [] if revision is E else [(None, "stream 2")]  # nobody asked for it in this request
+    noted = [] if revision is E else [(None, "stream 2")]  # a modern request without a log level gets no logs
     assert where == [(1, "stream 1"), (4, "stream 4"), (3, "stream 3"), *noted, (2, "stream 2")]
 
 
 @req("prog-13", "type-16")
-def test_in_the_modern_era_progress_is_the_servers() -> None:
+def test_only_a_modern_server_sends_progress() -> None:
     made = opened(E)
     id = made.client.request("tools/call", progress=True)
     made.pump()
@@ -1064,7 +1064,7 @@ def test_in_the_modern_era_progress_is_the_servers() -> None:
 
 
 @req("cancel-12", "cancel-13")
-def test_a_server_cancels_nothing_but_a_subscription() -> None:
+def test_a_server_cancels_only_subscriptions() -> None:
     made = opened(E)
     made.client.request("tools/call")
     listen = made.client.request("subscriptions/listen")
@@ -1078,7 +1078,7 @@ def test_a_server_cancels_nothing_but_a_subscription() -> None:
     assert [message.params["requestId"] for message in made.sent if isinstance(message, Notification)] == [listen]
 
 
-def test_a_cancelled_request_is_quiet_in_both_eras() -> None:
+def test_a_cancelled_request_gets_no_answer_in_both_eras() -> None:
     for revision in (D, E):
         made = opened(revision)
         id = made.client.request("tools/call")
@@ -1092,12 +1092,12 @@ def test_a_cancelled_request_is_quiet_in_both_eras() -> None:
         assert not made.server.outgoing()
 
 
-# What is answered.
+# Answers.
 
 
 @req("rtype-01", "meta-13", "type-02")
 @each_revision
-def test_every_result_has_what_its_revision_demands(revision: Revision) -> None:
+def test_each_result_has_the_members_that_its_revision_requires(revision: Revision) -> None:
     for method in revision.requests[Role.CLIENT]:
         if method in ("initialize", "ping", "server/discover", "logging/setLevel"):
             continue
@@ -1116,7 +1116,7 @@ def test_every_result_has_what_its_revision_demands(revision: Revision) -> None:
         assert answered.result == expected
 
 
-def test_what_the_result_says_itself_goes_before_the_defaults() -> None:
+def test_members_of_a_result_override_the_defaults() -> None:
     session = server(E)
     call(session, modern(1, "tools/list"))
     mine = {"resultType": "complete", "ttlMs": 5, "cacheScope": "public", "_meta": {"a": 1}}
@@ -1125,7 +1125,7 @@ def test_what_the_result_says_itself_goes_before_the_defaults() -> None:
     assert isinstance(answer, Response)
     assert answer.result == {**mine, "_meta": {"io.modelcontextprotocol/serverInfo": SERVER_INFO, "a": 1}}
     assert mine["_meta"] == {"a": 1}
-    # Even about who it comes from: a gateway hands on what another server has said.
+    # This includes the identity of the server: a gateway passes on the result of another server.
     call(session, modern(2, "tools/call"))
     session.answer(2, {"_meta": {META_SERVER_INFO: {"name": "behind", "version": "9"}}})
     (answer,) = drain(session)
@@ -1157,7 +1157,7 @@ def test_only_some_methods_may_ask_for_input(revision: Revision) -> None:
 
 @req("core-20", "core-21", "core-23", "core-24")
 @pytest.mark.parametrize("code", range(-32100, -31998))
-def test_in_the_modern_era_no_code_leaves_that_the_revision_reserves(code: int) -> None:
+def test_a_modern_server_replaces_reserved_error_codes(code: int) -> None:
     session = server(E)
     call(session, modern(1, "tools/call"))
     session.refuse(1, RequestError(code, "no", {"why": 1}))
@@ -1188,7 +1188,7 @@ def test_in_the_modern_era_no_code_leaves_that_the_revision_reserves(code: int) 
     ],
     ids=str,
 )
-def test_a_code_is_replaced_where_the_revision_has_another(revision: Revision, code: int, sent: int) -> None:
+def test_an_error_code_is_replaced_by_the_one_of_the_revision(revision: Revision, code: int, sent: int) -> None:
     made = opened(revision)
     id = made.client.request("tools/call")
     made.pump()
@@ -1201,14 +1201,14 @@ def test_a_code_is_replaced_where_the_revision_has_another(revision: Revision, c
 
 @req("core-22")
 @pytest.mark.parametrize("code", [*range(-32019, -31999)])
-def test_codes_of_the_old_server_range_are_surfaced_as_they_came(code: int) -> None:
+def test_received_codes_of_the_old_server_range_are_not_changed(code: int) -> None:
     made = opened(E)
     id = made.client.request("tools/call")
     error = Error(id, code, "whatever")
     assert made.client.receive(error, 0.0) == [Refused(id, "tools/call", error)]
 
 
-def test_a_refusal_for_nobody_and_an_answer_for_nobody_go_nowhere() -> None:
+def test_an_answer_or_refusal_of_an_unknown_request_is_dropped() -> None:
     session = server()
     assert not session.refuse(1, RequestError(1, "x"))
     assert not session.answer(1, {})
@@ -1218,7 +1218,7 @@ def test_a_refusal_for_nobody_and_an_answer_for_nobody_go_nowhere() -> None:
 
 
 @each_revision
-def test_a_session_may_start_out_under_given_terms(revision: Revision) -> None:
+def test_a_session_can_start_with_given_terms(revision: Revision) -> None:
     terms = Terms(revision, {"roots": {}}, principal="ann")
     session = server(link=LinkKind.EXCHANGE, terms=terms)
     assert session.opened
@@ -1232,7 +1232,7 @@ def test_a_session_may_start_out_under_given_terms(revision: Revision) -> None:
     assert call(server(terms=terms), sent).revision is revision
 
 
-def test_terms_of_a_revision_that_is_not_offered_are_no_start() -> None:
+def test_a_session_cannot_start_with_a_revision_that_is_not_offered() -> None:
     with pytest.raises(UsageError, match="not offered"):
         server(D, terms=Terms(E))
     with pytest.raises(UsageError, match="not offered"):
@@ -1244,9 +1244,7 @@ def test_terms_of_a_revision_that_is_not_offered_are_no_start() -> None:
     [(ALL, None, True), ((E,), None, False), ((D, E), None, False), (ALL, A, True), (ALL, D, False), (ALL, E, False)],
     ids=str,
 )
-def test_an_error_about_an_unreadable_id_is_written_as_the_revision_has_it(
-    offered: Any, terms: Any, null: bool
-) -> None:
+def test_the_revision_decides_the_id_of_an_error_about_an_unreadable_id(offered: Any, terms: Any, null: bool) -> None:
     session = server(*offered, terms=None if terms is None else Terms(terms))
     assert session.unreadable_id_is_null is null
     session.receive(decode(b"junk", LIMITS), 0.0)
@@ -1263,7 +1261,7 @@ def test_an_error_about_an_unreadable_id_is_written_before_the_next_message_is_r
     assert [b'"id"' in each for each in written] == [True, True, False]
 
 
-def test_terms_know_what_the_other_side_declares() -> None:
+def test_terms_tell_the_declared_capabilities_of_the_other_side() -> None:
     terms = Terms(LATEST_LEGACY, {"roots": {"listChanged": True}, "sampling": {}, "elicitation": {}})
     assert terms.declares("roots", "listChanged")
     assert terms.declares("sampling")
@@ -1276,7 +1274,7 @@ def test_terms_know_what_the_other_side_declares() -> None:
     assert isinstance(opened(E), Pair)
 
 
-# Whatever is sent.
+# Any sequence of messages.
 
 NAMES = st.sampled_from(
     sorted({name for each in ALL for role in Role for name in (*each.requests[role], *each.notifications[role])})
@@ -1310,7 +1308,7 @@ MESSAGES = st.one_of(
 
 @settings(max_examples=150)
 @given(st.sampled_from(OFFERS), st.sampled_from(list(Role)), st.lists(MESSAGES, max_size=8))
-def test_whatever_is_sent_a_session_answers_or_reports_it_and_what_it_writes_can_be_read(
+def test_a_session_accepts_any_messages_and_writes_readable_ones(
     offer: frozenset[Revision], role: Role, messages: list[Any]
 ) -> None:
     declared = {**EVERYTHING_OF_A_CLIENT, **EVERYTHING_OF_A_SERVER}
@@ -1325,7 +1323,7 @@ def test_whatever_is_sent_a_session_answers_or_reports_it_and_what_it_writes_can
                 assert event.terms.revision in offer
                 assert session.serves(event.request.id)
                 assert event.terms.revision.request(role.other, event.request.method) is not None
-        for id, terms in before.items():  # nobody's terms change under another's message, but for the log level
+        for id, terms in before.items():  # a later message may change only the log level in the terms of a request
             if session.serves(id) and terms is not None:
                 after = session.terms_of(id)
                 assert after is not None
@@ -1333,10 +1331,10 @@ def test_whatever_is_sent_a_session_answers_or_reports_it_and_what_it_writes_can
         drain(session)
 
 
-# What is kept.
+# Cached results.
 
 
-def test_a_kept_result_is_written_once_for_all_requests_of_a_revision() -> None:
+def test_a_cached_result_is_written_once_for_all_requests_of_a_revision() -> None:
     page = CachedResult({"tools": ["a"]})
     for revision in (E, D, E):
         session = opened(D).server if revision is D else server(E)
@@ -1354,7 +1352,7 @@ def test_a_kept_result_is_written_once_for_all_requests_of_a_revision() -> None:
     assert page.text is page.text
 
 
-def test_a_kept_result_may_have_members_that_are_only_written() -> None:
+def test_a_cached_result_may_have_members_that_are_only_written() -> None:
     for result in ({"taskId": "t"}, {"taskId": "t", "ttlMs": 5}, {}):
         kept = CachedResult(result, b'"result":{"a":[1]},"b":2')
         assert kept == result
@@ -1383,7 +1381,7 @@ def test_params_of_a_notification_may_have_members_that_are_only_written() -> No
         }
 
 
-def test_what_was_made_of_a_kept_result_is_kept_for_what_it_was_made_with() -> None:
+def test_the_extended_copy_of_a_cached_result_is_cached_for_its_source() -> None:
     page, one, other = CachedResult({"tools": []}), object(), object()
     first = page.with_more("hints", one, lambda: {"ttlMs": 1})
     assert page.with_more("hints", one, lambda: {"ttlMs": 2}) is first
@@ -1391,7 +1389,7 @@ def test_what_was_made_of_a_kept_result_is_kept_for_what_it_was_made_with() -> N
     assert page.with_more("hints", one, lambda: {"ttlMs": 4}) == {"ttlMs": 4}
 
 
-def test_modern_requests_that_say_the_same_of_their_terms_share_them_and_others_do_not() -> None:
+def test_modern_requests_with_equal_metadata_share_their_terms() -> None:
     session = server(E)
     first = call(session, modern(1, "tools/list"))
     assert call(session, modern(2, "tools/list")) is first

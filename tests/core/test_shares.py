@@ -1,4 +1,4 @@
-"""Fair shares of a resource: who may take, whose turn it is, and what is forgotten to make room."""
+"""Fair shares of a resource: the share of each holder, the order of turns, and the removal of old data for room."""
 
 from __future__ import annotations
 
@@ -50,7 +50,7 @@ def test_a_holder_is_a_principal_or_an_address_or_a_network_of_ipv6(
 
 
 def fill(shares: Shares, holder: str | None) -> int:
-    """Take one unit after the other; how many the holder has then."""
+    """Take units until one is refused.  Return the units of the holder."""
     while shares.take(holder):
         pass
     return shares.of(holder)
@@ -61,10 +61,10 @@ def test_one_holder_alone_gets_three_quarters_and_at_least_one(total: int, alone
     assert fill(Shares(total), "a") == alone
 
 
-def test_a_newcomer_finds_room_and_nobody_loses_anything() -> None:
+def test_a_new_holder_gets_room_and_the_others_keep_theirs() -> None:
     shares = Shares(700)
     assert fill(shares, "a") == 525
-    assert fill(shares, "b") == 131  # three quarters of what a has left
+    assert fill(shares, "b") == 131  # three quarters of the free units
     for _ in range(300):
         shares.give("a")
     assert fill(shares, "b") == 356
@@ -74,7 +74,7 @@ def test_a_newcomer_finds_room_and_nobody_loses_anything() -> None:
     assert (shares.held, shares.of("a")) == (0, 0)
 
 
-def test_who_cannot_be_told_from_others_is_bounded_by_the_total_only() -> None:
+def test_holders_without_a_name_are_limited_only_by_the_total() -> None:
     shares = Shares(10)
     assert shares.take(None, 10)
     assert shares.full
@@ -92,7 +92,7 @@ def test_without_a_total_there_is_no_bound() -> None:
     assert not shares.full
 
 
-def test_to_give_back_more_than_was_taken_is_a_mistake() -> None:
+def test_giving_back_more_than_was_taken_is_an_assertion_error() -> None:
     shares = Shares(10)
     shares.take("a", 2)
     shares.take("b", 2)
@@ -100,20 +100,20 @@ def test_to_give_back_more_than_was_taken_is_a_mistake() -> None:
         shares.give("a", 3)
 
 
-def test_who_has_to_go_for_a_newcomer() -> None:
+def test_the_entry_that_is_removed_for_a_new_holder() -> None:
     shares = Shares(8)
     for holder, amount in (("a", 4), ("b", 1), ("c", 3)):
         for _ in range(amount):
             shares.held += 1
             shares._holders[holder] = shares.of(holder) + 1
     line = [("b1", "b"), ("c1", "c"), ("a1", "a"), ("a2", "a"), ("c2", "c")]
-    assert to_make_room(shares, "b", line) == "b1"  # its own
+    assert to_make_room(shares, "b", line) == "b1"  # its own entry
     assert to_make_room(shares, "c", line) == "c1"
-    assert to_make_room(shares, "new", line) == "a1"  # the first one of who has most
+    assert to_make_room(shares, "new", line) == "a1"  # the first entry of the holder that has most
     assert to_make_room(shares, "new", [("b1", "b")]) == "b1"
     assert to_make_room(shares, "c", [("b1", "b")]) is None  # b has less
     shares.give("a")
-    assert to_make_room(shares, "b", line[1:]) is None  # not all is taken, and what it may have, b has
+    assert to_make_room(shares, "b", line[1:]) is None  # not all is taken, and b has its full share
     assert to_make_room(shares, None, []) is None
 
 
@@ -121,7 +121,7 @@ def test_who_has_to_go_for_a_newcomer() -> None:
     st.integers(0, 40),
     st.lists(st.tuples(st.sampled_from(["a", "b", "c", None]), st.integers(1, 9), st.booleans()), max_size=80),
 )
-def test_shares_over_any_life(total: int, moves: list[tuple[str | None, int, bool]]) -> None:
+def test_any_sequence_of_takes_and_gives_obeys_the_rule(total: int, moves: list[tuple[str | None, int, bool]]) -> None:
     shares, model = Shares(total), Counter[str | None]()
     for holder, amount, gives in moves:
         if gives:
@@ -138,7 +138,7 @@ def test_shares_over_any_life(total: int, moves: list[tuple[str | None, int, boo
         model[holder] += amount * may
         assert shares.held == model.total() <= total
         assert all(shares.of(each) == model[each] for each in "abc")
-        # A holder without anything always finds a unit, as long as there is one.
+        # A holder that has no unit gets one as long as one is free.
         assert shares.fits("new") == (model.total() < total)
 
 
@@ -151,10 +151,10 @@ def test_holders_take_turns_and_each_is_served_in_its_order() -> None:
     for holder, things in (("a", (1, 2, 3)), ("b", (11, 12)), (None, (21, 22))):
         for thing in things:
             turns.add(holder, thing)
-            turns.add(holder, thing)  # once is enough
+            turns.add(holder, thing)  # the second time has no effect
     turns.discard("a", 2)
     turns.discard("a", 99)
-    turns.discard("nobody", 99)
+    turns.discard("unknown", 99)
     assert [turns.next() for _ in range(7)] == [1, 11, 21, 22, 3, 12, None]
     assert turns.next() is None
     assert (shares.of("a"), shares.of("b"), shares.held) == (2, 2, 6)
@@ -172,7 +172,7 @@ def test_a_holder_with_its_share_is_passed_over() -> None:
     assert shares.full
     assert turns.next() is None
     shares.give("a")
-    assert turns.next() is None  # b has one, a has two, and none would remain free
+    assert turns.next() is None  # b has one, a has two, and no unit would remain free
     shares.give("a")
     assert turns.next() == "a1"
     shares.give("b")
@@ -180,7 +180,7 @@ def test_a_holder_with_its_share_is_passed_over() -> None:
     assert turns.next() is None
 
 
-def test_what_is_discarded_last_takes_the_queue_of_its_holder_along() -> None:
+def test_the_queue_of_a_holder_is_removed_with_its_last_entry() -> None:
     turns: FairQueue[str] = FairQueue(Shares(1))
     turns.add("a", "a1")
     turns.add(None, "n1")
@@ -216,7 +216,7 @@ def budget(in_all: float = 400, each: float = math.inf) -> ByteBudget:
     return ByteBudget(Limits(bytes_in_all=in_all, bytes_each=each))  # type: ignore[arg-type]
 
 
-def test_an_account_has_a_bound_of_its_own_but_for_its_first_message() -> None:
+def test_an_account_has_its_own_limit_except_for_its_first_message() -> None:
     bytes = budget(each=100)
     account = bytes.account("a")
     assert account.take(60) is None
@@ -230,7 +230,7 @@ def test_an_account_has_a_bound_of_its_own_but_for_its_first_message() -> None:
     assert (account.held, bytes.shares.held) == (0, 0)
 
 
-def test_the_accounts_of_a_holder_share_what_it_may_take() -> None:
+def test_the_accounts_of_a_holder_share_its_limit() -> None:
     bytes = budget()
     one, two, other = bytes.account("a"), bytes.account("a"), bytes.account("b")
     assert one.take(200) is None
@@ -240,16 +240,16 @@ def test_the_accounts_of_a_holder_share_what_it_may_take() -> None:
     assert other.take(75) is None
 
 
-def test_logs_of_a_holder_forget_before_it_is_refused_anything_and_others_keep_theirs() -> None:
+def test_the_logs_of_a_holder_drop_events_before_a_message_is_refused() -> None:
     bytes = budget()
     other, older, newer = Log(bytes, "b", 3), Log(bytes, "a", 9), Log(bytes, "a", 9)
-    bytes.wrote("a", older.forget_oldest)  # it is the newer one now
+    bytes.wrote("a", older.forget_oldest)  # now this log was written last
     account = bytes.account("a")
     assert account.take(160) is None
     assert (newer.events, older.events) == (2, 9)
     assert account.take(90) is None
     assert (newer.events, older.events) == (0, 2)
-    assert account.take(100) == "bytes_in_all"  # and all that could be forgotten is
+    assert account.take(100) == "bytes_in_all"  # all events of the holder are removed already
     assert (newer.events, older.events, other.events) == (0, 0, 3)
     bytes.drop("a", older.forget_oldest)
     bytes.drop("b", other.forget_oldest)
@@ -257,7 +257,7 @@ def test_logs_of_a_holder_forget_before_it_is_refused_anything_and_others_keep_t
     assert not bytes._logs
 
 
-def test_a_log_that_is_dropped_is_not_asked_any_more() -> None:
+def test_a_dropped_log_loses_no_more_events() -> None:
     bytes = budget(100)
     first, second = Log(bytes, None, 5), Log(bytes, None, 5)
     bytes.drop(None, first.forget_oldest)
@@ -265,7 +265,7 @@ def test_a_log_that_is_dropped_is_not_asked_any_more() -> None:
     assert (first.events, second.events) == (5, 0)
 
 
-def test_a_charge_counts_what_is_long_and_ends_with_its_block() -> None:
+def test_a_charge_counts_long_messages_only_and_ends_with_its_block() -> None:
     bytes = budget(4 * LONG)
     account = bytes.account("a")
     with Charge(account) as charge:
@@ -284,9 +284,9 @@ WEIGHTS = {
     "many values": ([1] * 5000, 5000, 1),
     "values in a text": (["[{," * 5000], 1, 1),
     "values in an escaped text": (['\\"[{,\\' * 5000], 1, 1),
-    "more quotes than are looked at": ([""] * 40_000, 40_000, 1),
+    "more quotes than are examined": ([""] * 40_000, 40_000, 1),
     "many escaped quotes": (['",' * 140_000], 1, 1),
-    "more values than may be": (['",' * 300_000], 200_000, 1),
+    "more values than the limit": (['",' * 300_000], 200_000, 1),
     "of two bytes": ([TEXT + "\u20ac"], 1, 2),
     "of four bytes": ([TEXT + "\U0001f600"], 1, 4),
 }
@@ -294,7 +294,7 @@ WEIGHTS = {
 
 @pytest.mark.parametrize("escaped", [False, True])
 @pytest.mark.parametrize("what", WEIGHTS)
-def test_a_message_weighs_what_its_values_and_its_widest_character_take(what: str, escaped: bool) -> None:
+def test_the_weight_of_a_message_counts_its_values_and_widest_character(what: str, escaped: bool) -> None:
     value, values, width = WEIGHTS[what]
     data = json.dumps(value, ensure_ascii=escaped, separators=(",", ":")).encode()
     size = len(data)
@@ -307,6 +307,6 @@ def test_a_message_weighs_what_its_values_and_its_widest_character_take(what: st
     assert weight(data, 200_000, result) == weight(data, 200_000)
 
 
-def test_ascii_that_is_escaped_takes_a_byte_for_each_character() -> None:
+def test_escaped_ascii_counts_one_byte_for_each_character() -> None:
     data = b'{"jsonrpc":"2.0","method":"m","params":{"a":"' + rb"\u0041" * 5000 + b'"}}'
     assert weight(data, 200_000, decode(data, Limits())) < 2 * len(data) < weight(data, 200_000)

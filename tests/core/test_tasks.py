@@ -89,7 +89,7 @@ STEPS: dict[TaskEvent, Callable[[TaskRecord], TaskStep]] = {
     TaskEvent.TAKEN_OVER: lambda task: task.take_over(1005),
     TaskEvent.TAKEN: lambda task: attrs.evolve(task, answers={"old": ANN}, updated=1005).take(["old"]),
 }
-# The same table once more, by hand: a row for each status, a word for each event.
+# The same table written by hand: a row for each status, a word for each event.
 LATE = "- - - - - - - gone:delete - - -"
 EXPECTED = {
     WORKING: "input_required:store - - working:store completed:store failed:store cancelled:stop gone:delete "
@@ -109,7 +109,7 @@ CELLS = [
 
 @req("task-21", "task-22", "task-25", "task-31", "task-45", "task-46", "task-47", "xtask-19", "xtask-24")
 @pytest.mark.parametrize(("status", "event", "word"), CELLS, ids=lambda each: getattr(each, "name", ""))
-def test_each_step_goes_where_its_cell_says(status: TaskStatus, event: TaskEvent, word: str) -> None:
+def test_each_step_has_the_outcome_of_its_cell(status: TaskStatus, event: TaskEvent, word: str) -> None:
     before = BY_STATUS[status]
     assert before.status is status
     step = STEPS[event](before)
@@ -123,7 +123,7 @@ def test_each_step_goes_where_its_cell_says(status: TaskStatus, event: TaskEvent
     assert (step.task.created, step.task.id, step.task.owner) == (before.created, before.id, before.owner)
 
 
-def test_the_table_has_a_cell_for_everything() -> None:
+def test_the_table_has_a_cell_for_each_status_and_event() -> None:
     assert set(TASKS) == set(TaskStatus) - {GONE}
     assert {status for status in TASKS if TASKS[status][TaskEvent.FINISHED][1] is NOTHING} == TERMINAL
     for status, row in TASKS.items():
@@ -137,7 +137,7 @@ def test_the_table_has_a_cell_for_everything() -> None:
 
 @pytest.mark.parametrize(("status", "event"), [(status, event) for status, event, _ in CELLS])
 def test_a_changed_cell_changes_a_step(status: TaskStatus, event: TaskEvent, monkeypatch: pytest.MonkeyPatch) -> None:
-    """The steps obey the table: with any other cell, `test_each_step_goes_where_its_cell_says` would fail."""
+    """The steps obey the table: with any other cell, `test_each_step_has_the_outcome_of_its_cell` would fail."""
     honest = STEPS[event](BY_STATUS[status])
     to, deed = TASKS[status][event]
     others = [(other, STORE) for other in TaskStatus if (other, STORE) != (to, deed)]
@@ -156,7 +156,7 @@ EVENTS = frozenset({"create", "get", "update", "cancel", "finish", "fail", "expi
 
 @attrs.frozen
 class World:
-    """One moment of a task, and the terminal status that came first."""
+    """A task at one moment, and the terminal status that came first."""
 
     task: TaskRecord | None = None
     first: TaskStatus | None = None
@@ -167,7 +167,7 @@ class World:
         if event == "create":
             assert task is None
             return World(attrs.evolve(NEW, created=now, updated=now).ask([NAME], now).task)
-        if task is None:  # not created yet, or gone: a request about it finds nothing
+        if task is None:  # not created yet, or deleted: a request about it finds no task
             return self
         if event == "get":
             status = read_task(EXTENSION_TASKS.detailed(task)).status
@@ -215,11 +215,11 @@ def play_out(world: World, left: frozenset[str], now: float) -> int:
 
 
 @req("task-22", "task-47", "xtask-32")
-def test_every_order_of_events_keeps_the_promises() -> None:
+def test_every_order_of_events_obeys_the_rules() -> None:
     assert play_out(World(), EVENTS, 1000.0) == 40_320
 
 
-def test_a_task_that_nothing_ends_expires() -> None:
+def test_a_task_that_does_not_end_expires() -> None:
     assert NEW.expires == 1060
     assert NEW.expire(1059.9) == TaskStep(NEW, NOTHING)
     assert NEW.expire(1060).task.status is GONE
@@ -237,7 +237,7 @@ def test_the_time_of_the_last_update_never_goes_back() -> None:
 
 
 @req("xtask-28")
-def test_a_key_names_one_question_for_life() -> None:
+def test_a_key_always_names_the_same_question() -> None:
     assert ASKING.ask([NAME], 1002) == TaskStep(ASKING, NOTHING)
     other = attrs.evolve(NAME, params={"message": "When?"})
     for task in (ASKING, ASKING.answer({"name": ANN, "size": BIG}, 1002).task, ASKING.withdraw(["name"], 1002).task):
@@ -256,7 +256,7 @@ def test_answers_may_come_one_by_one() -> None:
     assert (last.status, last.questions, dict(last.answers)) == (WORKING, (), {"size": BIG, "name": ANN})
 
 
-def test_an_answer_of_the_wrong_shape_is_refused_and_changes_nothing() -> None:
+def test_an_answer_of_the_wrong_shape_is_refused_without_effect() -> None:
     for responses in ({"name": 3}, {"name": {"action": "perhaps"}}, "name", [ANN]):
         with pytest.raises(RequestError) as caught:
             ASKING.answer(responses, 1002)
@@ -284,7 +284,7 @@ def test_a_task_that_runs_again_keeps_its_questions_and_answers() -> None:
     assert (again.status, again.questions, again.answers) == (INPUT_REQUIRED, (SIZE,), {"name": ANN})
 
 
-def test_answers_that_were_taken_are_forgotten() -> None:
+def test_answers_that_were_taken_are_deleted() -> None:
     both = ASKING.answer({"name": ANN, "size": BIG}, 1002).task
     step = both.take(["name", "other"])
     assert (step.deed, dict(step.task.answers)) == (STORE, {"size": BIG})
@@ -294,7 +294,7 @@ def test_answers_that_were_taken_are_forgotten() -> None:
 
 
 @pytest.mark.parametrize("task", [DONE, BAD, BURNT, STOPPED, ASKING.answer({"name": ANN}, 1002).task.lose(1003).task])
-def test_a_task_that_has_ended_keeps_its_outcome_alone(task: TaskRecord) -> None:
+def test_a_task_that_has_ended_keeps_only_its_outcome(task: TaskRecord) -> None:
     assert not any((task.params, task.questions, task.answers, task.asked))
     assert (task.result is None) != (task.status is COMPLETED)
 
@@ -326,7 +326,7 @@ SAYS = [
 
 
 @pytest.mark.parametrize(("content", "message"), SAYS)
-def test_a_failed_tool_says_why_in_the_older_form(content: list[Any], message: str) -> None:
+def test_a_failed_tool_has_a_status_message_in_the_older_form(content: list[Any], message: str) -> None:
     task = NEW.note("half", 1001).task.finish({"content": content, "isError": True}, 1002).task
     assert CORE_TASKS.task(task)["statusMessage"] == message
     unnoted = NEW.finish({"content": content[:0], "isError": True}, 1002).task
@@ -346,7 +346,7 @@ def test_tasks_result_is_the_result_or_the_error_of_the_request() -> None:
 
 
 @req("task-44", "xtask-29")
-def test_only_the_older_form_refuses_to_cancel_what_has_ended() -> None:
+def test_only_the_older_form_refuses_to_cancel_an_ended_task() -> None:
     assert EXTENSION_TASKS.acknowledged(STOPPED) == {}  # xtask-29: an empty result
     assert CORE_TASKS.acknowledged(STOPPED)["status"] == "cancelled"
     for task in (DONE, BAD, BURNT, STOPPED):
@@ -357,7 +357,7 @@ def test_only_the_older_form_refuses_to_cancel_what_has_ended() -> None:
     CORE_TASKS.refuse_cancel(NEW)
 
 
-def test_a_lost_task_says_what_to_do() -> None:
+def test_the_error_of_a_lost_task_tells_what_to_do() -> None:
     task = ASKING.lose(1002).task
     assert task.error is not None
     assert "the server stopped while this task ran" in task.error["message"]
@@ -424,7 +424,7 @@ def test_a_task_may_have_another_interval() -> None:
 
 
 @req("task-39")
-def test_a_status_notification_has_the_task_and_nothing_else() -> None:
+def test_a_status_notification_has_only_the_task() -> None:
     assert CORE_TASKS.notification(NEW).method == "notifications/tasks/status"
     assert EXTENSION_TASKS.notification(ASKING).method == "notifications/tasks"
     assert CORE_TASKS.notification(NEW).params == {
@@ -443,7 +443,7 @@ def test_a_status_notification_has_the_task_and_nothing_else() -> None:
 
 @pytest.mark.parametrize("form", FORMS, ids=lambda form: form.name)
 @pytest.mark.parametrize("task", ALL, ids=lambda task: task.status.value)
-def test_what_one_side_writes_the_other_reads(form: TaskForm, task: TaskRecord) -> None:
+def test_a_task_that_is_written_can_be_read_by_the_other_side(form: TaskForm, task: TaskRecord) -> None:
     state, created = read_task(form.detailed(task)), read_created(form.created(task))
     assert created is not None
     assert (state.id, state.status, state.ttl, state.poll) == (task.id, form.status(task), task.ttl, POLL_MS)
@@ -477,7 +477,7 @@ def test_metadata_of_the_wrong_type_is_ignored(meta: Any) -> None:
 
 
 @pytest.mark.parametrize("result", [RESULT, {**RESULT, "task": 3}, {**RESULT, "task": {}}, {"resultType": "complete"}])
-def test_a_plain_result_is_no_task(result: dict[str, Any]) -> None:
+def test_a_plain_result_is_not_read_as_a_task(result: dict[str, Any]) -> None:
     assert read_created(result) is None
 
 
@@ -497,12 +497,12 @@ def test_a_plain_result_is_no_task(result: dict[str, Any]) -> None:
     ],
     ids=str,
 )
-def test_a_task_that_cannot_be_used_is_the_mistake_of_the_peer(change: dict[str, Any]) -> None:
+def test_a_malformed_task_is_an_error_of_the_peer(change: dict[str, Any]) -> None:
     with pytest.raises(RemoteProtocolError):
         read_task({**EXTENSION_TASKS.detailed(NEW), **change})
 
 
-def test_what_a_client_does_not_need_may_be_missing() -> None:
+def test_members_that_a_client_does_not_need_may_be_missing() -> None:
     assert read_task({"taskId": "x", "status": "working"}) == TaskState("x", WORKING)
     odd = {"statusMessage": 3, "createdAt": 4, "ttlMs": -1, "pollIntervalMs": True, "inputRequests": 5}
     assert read_task({"taskId": "x", "status": "working", **odd}) == TaskState("x", WORKING)
@@ -516,7 +516,7 @@ def test_what_a_client_does_not_need_may_be_missing() -> None:
 
 @req("task-13", "xtask-12")
 @pytest.mark.parametrize(("poll", "seconds"), [(None, 1.0), (0, 0.05), (200, 0.2), (5000, 5.0), (10**9, 86_400.0)])
-def test_the_interval_of_polls_is_that_of_the_peer_within_reason(poll: int | None, seconds: float) -> None:
+def test_the_interval_of_polls_is_that_of_the_peer_within_limits(poll: int | None, seconds: float) -> None:
     assert poll_seconds(TaskState("x", WORKING, poll=poll)) == seconds
 
 
@@ -524,7 +524,7 @@ def test_the_interval_of_polls_is_that_of_the_peer_within_reason(poll: int | Non
 
 
 @req("task-37", "task-38")
-def test_only_the_param_names_the_task() -> None:
+def test_only_the_param_task_id_names_the_task() -> None:
     assert read_task_id({"taskId": "a", "_meta": related("b")}) == "a"
     for params in ({}, {"taskId": 3}, {"_meta": related("b")}):
         with pytest.raises(RequestError, match="taskId must be a string"):
@@ -532,7 +532,7 @@ def test_only_the_param_names_the_task() -> None:
 
 
 @req("task-51", "task-53", "xtask-31", "xtask-41", "xtask-44", "xtask-05")
-def test_the_errors_say_what_is_missing() -> None:
+def test_the_errors_of_an_unknown_task_and_of_a_missing_extension() -> None:
     assert unknown_task("x").code == INVALID_PARAMS
     assert len(unknown_task("x" * 10_000).message) < 200
     error = missing_extension("tasks/get")
@@ -619,7 +619,7 @@ def test_the_first_line_of_a_record_has_all_but_the_result(result: dict[str, Any
         assert form.task(read) == form.task(task)
 
 
-def test_the_first_line_of_a_task_that_runs_is_what_requestors_see() -> None:
+def test_the_first_line_of_a_running_task_has_all_that_requestors_see() -> None:
     task = ASKING.answer({"name": ANN}, 1002).task
     head, _, rest = task.text().partition("\n")
     assert json.loads(rest) == {"params": task.params, "answers": {"name": ANN}, "asked": dict(task.asked)}

@@ -1,4 +1,4 @@
-"""URI templates: expansion as RFC 6570 shows it, matching as the way back, and what is not matched."""
+"""URI templates: expansion as in RFC 6570, matching as the reverse, and URIs that do not match."""
 
 import itertools
 
@@ -149,7 +149,7 @@ X{.empty_keys*}         X
 
 
 @pytest.mark.parametrize(("text", "uri"), [line.split() for line in EXAMPLES.strip().splitlines()])
-def test_the_examples_of_the_rfc_expand_as_it_says(text: str, uri: str) -> None:
+def test_the_examples_of_the_rfc_are_expanded(text: str, uri: str) -> None:
     assert Template(text).expand(VALUES) == uri
 
 
@@ -173,7 +173,7 @@ def test_the_examples_of_the_rfc_expand_as_it_says(text: str, uri: str) -> None:
         ("{x}{y}", {}, ""),
     ],
 )
-def test_the_corners_of_expansion(text: str, values: dict[str, Value], uri: str) -> None:
+def test_edge_cases_of_expansion(text: str, values: dict[str, Value], uri: str) -> None:
     assert Template(text).expand(values) == uri
 
 
@@ -204,7 +204,7 @@ def test_templates_of_the_same_text_are_equal() -> None:
         ),
     ],
 )
-def test_a_text_that_is_no_template_is_refused_with_the_reason(text: str, why: str) -> None:
+def test_a_malformed_template_is_refused_with_the_reason(text: str, why: str) -> None:
     for make in (Template, Matcher):
         with pytest.raises(UsageError, match=why):
             make(text)
@@ -272,10 +272,10 @@ def test_values_that_cannot_be_expanded_are_refused(text: str, value: Value, why
         ("é:{x}", "é:1", {"x": "1"}),
         ("é:{x}", "%C3%A9:1", {"x": "1"}),
         ("x.y:{a}", "x.y:1", {"a": "1"}),
-        ("x:{a}", "x:a..b...", {"a": "a..b..."}),  # dots, but no segment of two
+        ("x:{a}", "x:a..b...", {"a": "a..b..."}),  # dots, but no segment ".."
     ],
 )
-def test_a_uri_gives_back_the_values(text: str, uri: str, values: dict[str, str]) -> None:
+def test_matching_a_uri_returns_the_values(text: str, uri: str, values: dict[str, str]) -> None:
     assert Matcher(text).match(uri) == values
 
 
@@ -308,7 +308,7 @@ def test_a_uri_gives_back_the_values(text: str, uri: str, values: dict[str, str]
         ("notes://{name}", "notes://\ud800"),
     ],
 )
-def test_what_is_not_of_the_template_is_no_match(text: str, uri: str) -> None:
+def test_another_uri_does_not_match(text: str, uri: str) -> None:
     assert Matcher(text).match(uri) is None
 
 
@@ -338,7 +338,7 @@ ESCAPES = [
 @pytest.mark.parametrize(
     "text", ["f:{x}", "f:{x}.txt", "f:/a{/x}/b", "f:{+x}", "f:///{+x}", "f:{/x*}", "f:{#x}", "f:{.x}", "f:{;x}"]
 )
-def test_a_value_that_leads_elsewhere_is_no_match(text: str, escape: str) -> None:
+def test_a_value_that_leaves_its_segment_does_not_match(text: str, escape: str) -> None:
     matcher = Matcher(text)
     honest = Template(text).expand({"x": "HERE"})
     assert matcher.match(honest) == {"x": "HERE"}
@@ -347,7 +347,7 @@ def test_a_value_that_leads_elsewhere_is_no_match(text: str, escape: str) -> Non
 
 @pytest.mark.parametrize("path", ["../x", "x/../y", "x/..", "x/%2e%2e/y", "x/..%2fy", "x\\..\\y", "x/%00"])
 @pytest.mark.parametrize("text", ["f:{+x}", "f:/{+x}", "f:{/x*}", "f:{#x}"])
-def test_paths_must_not_climb(text: str, path: str) -> None:
+def test_a_path_with_dot_segments_does_not_match(text: str, path: str) -> None:
     assert Matcher(text).match(Template(text).expand({"x": "HERE"}).replace("HERE", path)) is None
 
 
@@ -359,7 +359,7 @@ def test_a_path_below_a_slash_cannot_be_made_absolute(uri: str) -> None:
 
 
 @pytest.mark.parametrize("value", ["..", "../x", "a/../b", "a\\..\\b", "%2e%2e%2fx", "a%5C..", "a%00"])
-def test_query_values_may_hold_slashes_but_must_not_climb_either(value: str) -> None:
+def test_a_query_value_may_have_slashes_but_no_dot_segments(value: str) -> None:
     assert Matcher("f:{?x}").match("f:?x=a/b%5Cc%2Fd") == {"x": "a/b\\c/d"}
     assert Matcher("f:{?x}").match(f"f:?x={value}") is None
 
@@ -393,8 +393,8 @@ def test_query_values_may_hold_slashes_but_must_not_climb_either(value: str) -> 
         ("{;a}{.b}", "put it last"),
     ],
 )
-def test_what_cannot_be_matched_without_guessing_is_refused_with_what_to_change(text: str, why: str) -> None:
-    Template(text)  # though it can be expanded
+def test_an_ambiguous_template_is_refused_with_the_change_to_make(text: str, why: str) -> None:
+    Template(text)  # expansion is possible
     with pytest.raises(UsageError, match=why):
         Matcher(text)
 
@@ -425,7 +425,7 @@ SHAPES = [
 
 @given(st.sampled_from(SHAPES), st.data())
 @settings(max_examples=300)
-def test_matching_gives_back_what_was_expanded(shape: str, data: st.DataObject) -> None:
+def test_matching_returns_the_expanded_values(shape: str, data: st.DataObject) -> None:
     matcher = Matcher(shape)
     alphabet = st.sampled_from("ab.-:;?&=#,@ xyt%+é€😀") | st.characters(codec="utf-8", exclude_characters="/\\\0")
     values = {
@@ -436,14 +436,14 @@ def test_matching_gives_back_what_was_expanded(shape: str, data: st.DataObject) 
     assume(".." not in values.values())
     for name, value in values.items():
         if f"+{name}" in shape or f"#{name}" in shape:
-            # What {+x} leaves as it is cannot be told from what it encodes, nor from the parts that follow.
+            # {+x} leaves these characters as they are, so they are ambiguous in a match.
             assume("%" not in value and not set(value) & set("?#;&"))
     assert matcher.match(matcher.template.expand(values)) == values
 
 
 @given(st.sampled_from(SHAPES), st.text("ab./:%2eEfF5cC\\?#;&=-x,\0", max_size=20))
 @settings(max_examples=300)
-def test_any_uri_gives_safe_values_or_none(shape: str, tail: str) -> None:
+def test_any_uri_gives_safe_values_or_does_not_match(shape: str, tail: str) -> None:
     values = Matcher(shape).match(shape[: shape.index("{")] + tail)
     for value in (values or {}).values():
         assert "\0" not in value
@@ -465,7 +465,7 @@ def test_any_uri_gives_safe_values_or_none(shape: str, tail: str) -> None:
         ("n:{+a}", "é"),
     ],
 )
-def test_long_hostile_uris_are_done_in_linear_time(text: str, unit: str) -> None:
+def test_long_hostile_uris_are_matched_in_linear_time(text: str, unit: str) -> None:
     # Quadratic work on this length takes minutes, which the timeout of the suite turns into a failure.
     matcher = Matcher(text)
     for end in ("", "?", "#", "\0", "/"):

@@ -1,4 +1,4 @@
-"""JSON and Python values, made into each other by hint."""
+"""Conversion between JSON and Python values by type hints."""
 
 from __future__ import annotations
 
@@ -96,7 +96,7 @@ class Cat:
 
 @dataclasses.dataclass(frozen=True)
 class Names:
-    """Members named as the machinery of others is."""
+    """Members with names that generated code of other libraries uses."""
 
     cl: int
     converter: int
@@ -159,7 +159,7 @@ class SecretAmount(Amount):
 
 @dataclasses.dataclass(frozen=True)
 class Chain:
-    """With two ways to read each link, of which the first fails at its last member."""
+    """Each link can be read in two ways, and the first way fails at the last member."""
 
     inner: ChainA | ChainB | None
     when: datetime.date
@@ -230,8 +230,8 @@ MORE: dict[str, Any] = {
 ALL = {**HINTS, **MORE}
 
 
-# Where JSON cannot tell the alternatives apart, and the first is taken.
-ALIKE = {"Union[str, Path]"}
+# Unions whose alternatives have the same JSON form: the first alternative is used.
+AMBIGUOUS = {"Union[str, Path]"}
 
 # Random values of a hint.
 
@@ -346,7 +346,7 @@ def objects(hint: Any, depth: int) -> st.SearchStrategy[Any]:
 
 
 @pytest.mark.parametrize("label", ALL)
-def test_what_is_written_fits_the_schema_and_is_read_as_the_same(label: str, examples: Any) -> None:
+def test_a_written_value_fits_the_schema_and_is_read_back_equal(label: str, examples: Any) -> None:
     hint = ALL[label]
     compiled, read = compile_schema(schema_of(hint)), shape_of(hint).read
 
@@ -357,7 +357,7 @@ def test_what_is_written_fits_the_schema_and_is_read_as_the_same(label: str, exa
         assert compiled.errors(written) == []
         assert plain(written)
         again = written if read is None else read(written)
-        assert again == value or (label in ALIKE and to_json_value(again, hint) == written)
+        assert again == value or (label in AMBIGUOUS and to_json_value(again, hint) == written)
 
     check()
 
@@ -382,16 +382,16 @@ ODD_JSON = st.recursive(
 
 
 @pytest.mark.parametrize("label", ALL)
-def test_the_check_gives_the_verdict_of_the_schema(label: str, examples: Any) -> None:
+def test_the_check_agrees_with_the_schema(label: str, examples: Any) -> None:
     shape = shape_of(ALL[label])
     compiled = compile_schema(shape.schema)
-    near = BOUNDED[label] if label in BOUNDED else values(ALL[label])
-    inside_out = st.one_of(near.map(lambda value: to_json_value(value, ALL[label])), ODD_JSON)
+    valid = BOUNDED[label] if label in BOUNDED else values(ALL[label])
+    nearly_valid = st.one_of(valid.map(lambda value: to_json_value(value, ALL[label])), ODD_JSON)
 
     @examples(40)
-    @given(inside_out | st.lists(inside_out, max_size=3) | st.dictionaries(MEMBERS, inside_out, max_size=4))
+    @given(nearly_valid | st.lists(nearly_valid, max_size=3) | st.dictionaries(MEMBERS, nearly_valid, max_size=4))
     def check(value: Any) -> None:
-        if compiled.can_check(value):  # any value has room for a number that no double has, which the check lets pass
+        if compiled.can_check(value):  # inside Any the check accepts numbers beyond the range of a double
             assert shape.fits(value) is (not compiled.errors(value))
 
     check()
@@ -437,7 +437,7 @@ def test_a_check_of_unions_inside_each_other_takes_linear_time() -> None:
     assert not shape_of(ChainA | ChainB).fits(json)
 
 
-def test_what_is_nested_too_deep_for_python_does_not_fit() -> None:
+def test_json_that_is_nested_too_deep_does_not_fit() -> None:
     json: Any = {"value": 1, "children": []}
     for _ in range(400):
         json = {"value": 1, "children": [json]}
@@ -447,7 +447,7 @@ def test_what_is_nested_too_deep_for_python_does_not_fit() -> None:
 # Reading.
 
 
-PLAIN: list[Any] = [
+WITHOUT_READER: list[Any] = [
     str,
     bool,
     None,
@@ -460,12 +460,18 @@ PLAIN: list[Any] = [
     Sequence[str],
     dict[str, Any],
 ]
-PLAIN += [Mapping[str, list[str]], str | None, Literal["a", True, None], Annotated[str, "Text."], list[str | None]]
-PLAIN += [typing.NewType("Name", str), TypedDict("Plain", {"a": str}), str | list[str] | dict[str, str]]
+WITHOUT_READER += [
+    Mapping[str, list[str]],
+    str | None,
+    Literal["a", True, None],
+    Annotated[str, "Text."],
+    list[str | None],
+]
+WITHOUT_READER += [typing.NewType("Name", str), TypedDict("Plain", {"a": str}), str | list[str] | dict[str, str]]
 
 
-@pytest.mark.parametrize("hint", PLAIN, ids=repr)
-def test_json_that_is_the_value_needs_no_reader(hint: Any) -> None:
+@pytest.mark.parametrize("hint", WITHOUT_READER, ids=repr)
+def test_hints_with_equal_json_and_values_need_no_reader(hint: Any) -> None:
     assert shape_of(hint).read is None
 
 
@@ -500,7 +506,7 @@ def test_json_that_is_the_value_needs_no_reader(hint: Any) -> None:
         (Forecast, {"celsius": 3}, Forecast(3.0)),
         (Movie, {"title": "x", "year": 1.0}, {"title": "x", "year": 1}),
         (Names, {"cl": 1, "converter": 2}, Names(1, 2)),
-        # Unions that the JSON type does not decide.
+        # Unions in which the JSON type does not decide the alternative.
         (datetime.datetime | str, "2026-01-31T12:00:00Z", NOON),
         (datetime.datetime | str, "tomorrow", "tomorrow"),
         (str | datetime.datetime, "2026-01-31T12:00:00Z", "2026-01-31T12:00:00Z"),
@@ -521,7 +527,7 @@ def test_json_that_is_the_value_needs_no_reader(hint: Any) -> None:
         (list[int] | set[bytes], ["YQ=="], {b"a"}),
         (list[bool] | list[Level], [2], [Level.HIGH]),
         (list[Event] | tuple[datetime.date, Any], ["2026-01-31", 1], (datetime.date(2026, 1, 31), 1)),
-        # Bounds choose, too: what a path must not be is no path.
+        # Bounds decide, too: a text that breaks the bounds of the path is not a path.
         (Annotated[pathlib.Path, Field(pattern="^/srv/")] | str, "/etc", "/etc"),
         (Annotated[pathlib.Path, Field(pattern="^/srv/")] | str, "/srv/a", pathlib.Path("/srv/a")),
         (Annotated[list[Base], Field(min_length=2)] | list[Derived], [{"a": 1}], [Derived(1)]),
@@ -530,7 +536,7 @@ def test_json_that_is_the_value_needs_no_reader(hint: Any) -> None:
         (Annotated[int | bytes, Field(ge=3)] | Level, 2, Level.HIGH),
         (Annotated[bytes, "Bytes."] | str, "!", "!"),
         (Node, {"left": {"value": "2026-01-31"}}, Branch(Leaf(datetime.date(2026, 1, 31)))),
-        # Of two classes that can read a value, the one whose schema it fits.
+        # If two classes can read a value, the one with the schema that it fits is used.
         (list[Amount], [{"n": 3}], [Amount(3)]),
         (Words | Amount, {"n": 3}, Amount(3)),
         (Amount | Words, {"n": "3"}, {"n": "3"}),
@@ -545,7 +551,7 @@ def test_a_value_is_read(hint: Any, json: Any, value: Any) -> None:
 
 
 SECRET = "s3cr3t"
-LETTER = "00000000-0000-0000-0000-00000000000a"
+UUID_WITH_A_LETTER = "00000000-0000-0000-0000-00000000000a"
 
 
 @pytest.mark.parametrize(
@@ -572,7 +578,12 @@ LETTER = "00000000-0000-0000-0000-00000000000a"
         (dict[str, bytes], {"a/b~c": SECRET}, "/a~1b~0c", "must be base64"),
         (dict[str, bytes], {"x" * 100: SECRET}, f"/{'x' * 64}…", "must be base64"),
         (dict[uuid.UUID, str], {SECRET: ""}, f"/{SECRET}", "must be of the form 8-4-4-4-12 hexadecimal digits"),
-        (dict[uuid.UUID, str], {LETTER: "", LETTER.upper(): ""}, "", "must not have the same key twice"),
+        (
+            dict[uuid.UUID, str],
+            {UUID_WITH_A_LETTER: "", UUID_WITH_A_LETTER.upper(): ""},
+            "",
+            "must not have the same key twice",
+        ),
         (set[datetime.datetime], ["2026-01-31T12:00:00Z", "2026-01-31T12:00:00z"], "", "the same item twice"),
         (set, [[1]], "", "must have no items that are arrays or objects"),
         (set, [1, True], "", "the same item twice"),
@@ -591,7 +602,7 @@ LETTER = "00000000-0000-0000-0000-00000000000a"
         (Amount | Words, {"n": -1}, "", "matches none of the alternatives"),
     ],
 )
-def test_what_cannot_be_read_says_where_and_why_but_never_what(hint: Any, json: Any, path: str, why: str) -> None:
+def test_the_error_names_the_place_and_the_reason_but_not_the_value(hint: Any, json: Any, path: str, why: str) -> None:
     read = shape_of(hint).read
     assert read is not None
     with pytest.raises(Unreadable) as caught:
@@ -615,7 +626,7 @@ def test_items_with_the_same_hash_are_refused_before_they_are_compared() -> None
         read_mapping({str(uuid.UUID(int=each)): 1 for each in many})
 
 
-def test_what_a_class_says_itself_is_the_cause_wherever_it_stands() -> None:
+def test_the_exception_of_a_class_is_the_cause_of_the_error() -> None:
     read = shape_of(dict[str, list[Even]]).read
     assert read is not None
     with pytest.raises(Unreadable) as caught:
@@ -634,10 +645,10 @@ def test_unions_inside_each_other_are_read_in_linear_time() -> None:
     while made is not None:
         assert type(made) is ChainB
         made, reads = made.inner, reads + 1
-    assert reads == 40  # by trying all, after 2**40
+    assert reads == 40  # with all attempts it would be 2**40
 
 
-def test_a_choice_that_failed_once_fails_each_time() -> None:
+def test_an_alternative_that_failed_once_fails_each_time() -> None:
     json: Any = {"inner": None, "when": 3}
     for _ in range(3):
         json = {"inner": json, "when": "2026-01-31"}
@@ -648,7 +659,7 @@ def test_a_choice_that_failed_once_fails_each_time() -> None:
     assert read({"inner": None, "when": "x"}) == ChainB(None, "x")
 
 
-def test_what_is_nested_too_deep_for_python_is_unreadable() -> None:
+def test_json_that_is_nested_too_deep_is_unreadable() -> None:
     json: Any = {"value": 1, "children": []}
     for _ in range(400):
         json = {"value": 1, "children": [json]}
@@ -658,7 +669,7 @@ def test_what_is_nested_too_deep_for_python_is_unreadable() -> None:
         read(json)
 
 
-def test_as_deep_as_messages_are_is_not_too_deep() -> None:
+def test_json_of_the_depth_of_messages_is_read() -> None:
     tree: Any = {"value": 1, "children": []}
     link: Any = {"pong": None}
     for _ in range(60):
@@ -674,16 +685,16 @@ def test_as_deep_as_messages_are_is_not_too_deep() -> None:
 # Arguments.
 
 
-def take(a: int, b: datetime.date = datetime.date(2020, 1, 1), *, c: str = "", ctx: Any = None, d=None):  # type: ignore[no-untyped-def]
+def function_with_dates(a: int, b: datetime.date = datetime.date(2020, 1, 1), *, c: str = "", ctx: Any = None, d=None):  # type: ignore[no-untyped-def]
     raise NotImplementedError
 
 
-def take_plain(a: str, ctx: int, b: bool = False, c: Any = None, d=None) -> None:  # type: ignore[no-untyped-def]
+def function_with_plain_types(a: str, ctx: int, b: bool = False, c: Any = None, d=None) -> None:  # type: ignore[no-untyped-def]
     raise NotImplementedError
 
 
-def test_arguments_are_read_by_name_and_defaults_left_to_the_function() -> None:
-    read = arguments_shape(take, {"ctx"}).read
+def test_arguments_are_read_by_name_without_the_defaults() -> None:
+    read = arguments_shape(function_with_dates, {"ctx"}).read
     assert read is not None
     arguments = {"a": 1.0, "c": "x", "d": [1]}
     made = read(arguments)
@@ -694,11 +705,11 @@ def test_arguments_are_read_by_name_and_defaults_left_to_the_function() -> None:
     with pytest.raises(Unreadable) as caught:
         read({"a": 1, "b": SECRET})
     assert caught.value.path == "/b"
-    assert set(arguments_shape(take, {"ctx"}).schema["properties"]) == {"a", "b", "c", "d"}
+    assert set(arguments_shape(function_with_dates, {"ctx"}).schema["properties"]) == {"a", "b", "c", "d"}
 
 
-def test_arguments_that_are_what_they_should_be_need_no_reader() -> None:
-    assert arguments_shape(take_plain, {"ctx"}).read is None
+def test_arguments_of_plain_types_need_no_reader() -> None:
+    assert arguments_shape(function_with_plain_types, {"ctx"}).read is None
     assert arguments_shape(lambda: None).read is None
 
 
@@ -776,7 +787,7 @@ def test_a_value_is_written_by_its_type(value: Any, json: Any) -> None:
 @pytest.mark.parametrize(
     ("hint", "value", "json"),
     [
-        # What was not promised stays here.
+        # Members that the hint does not have are not written.
         (Base, Derived(1, "x"), {"a": 1}),
         (list[Base], [Derived(1, "x")], [{"a": 1}]),
         (list[Base], (Derived(1, "x"),), [{"a": 1}]),
@@ -801,7 +812,7 @@ def test_a_value_is_written_by_its_type(value: Any, json: Any) -> None:
         (list[Amount], [SecretAmount(1, "x")], [{"n": 1, "double": 2}]),
         (Amount | None, SecretAmount(1, "x"), {"n": 1, "double": 2}),
         (SecretAmount, SecretAmount(1, "x"), {"n": 1, "secret": "x", "double": 2}),
-        # What does not fit the hint is written by its type.
+        # A value that does not fit the hint is written by its type.
         (Amount, 3, 3),
         (SecretAmount, Amount(1), {"n": 1, "double": 2}),
         (Base, {"a": 1}, {"a": 1}),
@@ -819,18 +830,18 @@ def test_a_value_is_written_by_its_type(value: Any, json: Any) -> None:
         (Any, Derived(1, "x"), {"a": 1, "secret": "x"}),
     ],
 )
-def test_a_value_is_written_by_its_hint_where_that_decides(hint: Any, value: Any, json: Any) -> None:
+def test_a_value_is_written_by_its_hint_if_it_fits(hint: Any, value: Any, json: Any) -> None:
     assert to_json_value(value, hint) == json
 
 
-def loop() -> list[Any]:
-    around: list[Any] = []
-    around.append(around)
-    return around
+def circular_list() -> list[Any]:
+    circular: list[Any] = []
+    circular.append(circular)
+    return circular
 
 
 class Zone(datetime.tzinfo):
-    """Of a time when every town had its own."""
+    """An offset with seconds, as local times had before time zones existed."""
 
     def utcoffset(self, _: Any) -> datetime.timedelta:
         return datetime.timedelta(minutes=9, seconds=21)
@@ -851,7 +862,7 @@ class Zone(datetime.tzinfo):
         ({1: "a"}, "a key of type int has no JSON form: keys must be text"),
         ({None: "a"}, "a key of type NoneType"),
         ({pathlib.PurePosixPath("a"): 1, "a": 2}, "two keys of a dict become the same text"),
-        (loop(), "list is nested too deep for JSON, or contains itself"),
+        (circular_list(), "list is nested too deep for JSON, or contains itself"),
         (datetime.datetime(2026, 1, 31), "a datetime without an offset has no JSON form; give it a time zone"),
         (datetime.time(12), "a time without an offset"),
         (datetime.datetime(1890, 1, 1, tzinfo=Zone()), "a datetime with seconds in its offset has no JSON form"),
@@ -859,12 +870,12 @@ class Zone(datetime.tzinfo):
         ({"a": [TextContent("a")]}, "TextContent is an object of the protocol"),
     ],
 )
-def test_what_has_no_json_form_is_refused_by_its_type(value: Any, why: str) -> None:
+def test_a_value_without_a_json_form_is_refused(value: Any, why: str) -> None:
     with pytest.raises(UsageError, match=why):
         to_json_value(value)
 
 
-def test_a_coroutine_is_to_be_awaited() -> None:
+def test_a_coroutine_is_refused_with_the_advice_to_await_it() -> None:
     async def answer() -> int:
         return 1
 
@@ -875,7 +886,7 @@ def test_a_coroutine_is_to_be_awaited() -> None:
     forgotten.close()
 
 
-def test_a_datetime_is_no_date() -> None:
+def test_a_datetime_is_refused_as_a_date() -> None:
     with pytest.raises(UsageError, match=r"expected a date, got a datetime; use its date\(\)"):
         to_json_value([NOON], list[datetime.date])
     assert to_json_value(NOON, datetime.date | datetime.datetime) == "2026-01-31T12:00:00+00:00"
@@ -899,7 +910,7 @@ def test_hints_without_a_schema_are_refused(hint: Any, why: str) -> None:
 
 
 @pytest.mark.parametrize("hint", ["list[int]", "dict[str, str | None]", "int | None"])
-def test_plain_hints_load_nothing_that_they_do_not_need(hint: str) -> None:
+def test_plain_hints_load_no_unnecessary_modules(hint: str) -> None:
     script = (
         "import contextvars, pathlib, sys, trio_mcp.core.schema.hints\n"
         "before = set(sys.modules)\n"

@@ -1,6 +1,6 @@
-"""The tables by themselves: their shape, and what no cell of them may ever say.
+"""The tables of the states of requests: their shape, and the transitions that must not exist.
 
-That each cell says the right thing is proven in `test_races`, by changing it.
+`test_races` shows that each cell is right: it changes the cell, and a rule must break.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ SENDING = {Action.SEND_CANCEL, Action.SEND_CANCEL_AND_REPORT}
 
 
 @pytest.mark.parametrize("table", TABLES)
-def test_every_row_of_a_table_has_a_cell_for_everything_that_can_be_seen_on_the_link(table: Table) -> None:
+def test_each_row_of_a_table_has_a_cell_for_each_event_of_the_link(table: Table) -> None:
     assert len({frozenset(row) for row in table.values()}) == 1
 
 
@@ -50,18 +50,18 @@ def test_no_two_tables_share_a_row() -> None:
 
 
 @pytest.mark.parametrize("link", LinkKind)
-def test_only_a_link_with_streams_can_lose_one(link: LinkKind) -> None:
-    seen = {what for table in (CALLING[link], SERVING[link]) for row in table.values() for what in row}
+def test_only_a_link_with_several_streams_can_lose_one(link: LinkKind) -> None:
+    seen = {event for table in (CALLING[link], SERVING[link]) for row in table.values() for event in row}
     assert (RequestEvent.STREAM_LOST in seen) is (link is not LinkKind.DUPLEX)
 
 
 @pytest.mark.parametrize("link", LinkKind)
-def test_only_a_link_that_is_one_stream_has_an_end_of_input(link: LinkKind) -> None:
-    seen = {what for table in (CALLING[link], SERVING[link]) for row in table.values() for what in row}
+def test_only_a_link_with_a_single_stream_has_an_end_of_input(link: LinkKind) -> None:
+    seen = {event for table in (CALLING[link], SERVING[link]) for row in table.values() for event in row}
     assert (RequestEvent.INPUT_ENDED in seen) is (link is LinkKind.DUPLEX)
 
 
-def test_the_end_of_input_leaves_what_is_served_as_it_is_and_ends_what_waits_for_an_answer() -> None:
+def test_the_end_of_input_ends_waiting_requests_and_keeps_served_ones() -> None:
     for state, row in SERVING[LinkKind.DUPLEX].items():
         assert row[RequestEvent.INPUT_ENDED] == (state, Action.NOTHING)
     for row in CALLING[LinkKind.DUPLEX].values():
@@ -78,9 +78,7 @@ def test_the_end_of_input_leaves_what_is_served_as_it_is_and_ends_what_waits_for
         ("subscriptions/listen", State.STANDING),
     ],
 )
-def test_a_request_begins_in_the_state_of_its_method_where_that_makes_a_difference(
-    link: LinkKind, method: str, state: State
-) -> None:
+def test_a_request_begins_in_the_state_of_its_method(link: LinkKind, method: str, state: State) -> None:
     for table in (CALLING[link], SERVING[link]):
         assert first_state(table, method) is (state if state in table else State.OPEN)
     assert first_state(CALLING[LinkKind.DUPLEX], method) is state
@@ -88,32 +86,35 @@ def test_a_request_begins_in_the_state_of_its_method_where_that_makes_a_differen
 
 @req("cancel-02")
 @pytest.mark.parametrize("link", LinkKind)
-def test_nothing_that_can_happen_to_initialize_sends_a_cancellation(link: LinkKind) -> None:
+def test_no_event_of_initialize_sends_a_cancellation(link: LinkKind) -> None:
     state = first_state(CALLING[link], "initialize")
     row = CALLING[link][state]
-    # An exchange has no handshake; there nothing at all is cancelled by a message.
+    # An exchange has no handshake, and no message cancels a request there.
     assert (state is State.FIXED) is (link is not LinkKind.EXCHANGE)
-    assert not SENDING & {deed for _, deed in row.values()}
+    assert not SENDING & {action for _, action in row.values()}
 
 
 @req("cancel-15")
-def test_nothing_that_can_happen_on_an_exchange_sends_a_cancellation() -> None:
-    deeds = {
-        deed for table in (CALLING, SERVING) for row in table[LinkKind.EXCHANGE].values() for _, deed in row.values()
+def test_no_event_on_an_exchange_sends_a_cancellation() -> None:
+    actions = {
+        action
+        for table in (CALLING, SERVING)
+        for row in table[LinkKind.EXCHANGE].values()
+        for _, action in row.values()
     }
-    assert not deeds & {*SENDING, Action.WRITE_AND_TEAR_DOWN}
+    assert not actions & {*SENDING, Action.WRITE_AND_TEAR_DOWN}
 
 
 @pytest.mark.parametrize("table", TABLES)
-def test_a_request_that_is_told_to_stop_sends_nothing_more(table: Table) -> None:
+def test_a_stopped_request_sends_no_more_messages(table: Table) -> None:
     for row in table.values():
-        for after, deed in row.values():
-            if deed is Action.STOP_HANDLER:
+        for after, action in row.values():
+            if action is Action.STOP_HANDLER:
                 assert after is State.CANCELLED
-                assert {deed for _, deed in table[after].values()} == {Action.NOTHING}
+                assert {action for _, action in table[after].values()} == {Action.NOTHING}
 
 
-def test_a_step_gives_the_new_state_and_the_deed() -> None:
+def test_a_step_returns_the_new_state_and_the_action() -> None:
     assert step(CALLING[LinkKind.DUPLEX], State.OPEN, RequestEvent.CANCEL) == (State.GONE, Action.SEND_CANCEL)
 
 
@@ -126,6 +127,6 @@ def test_a_step_gives_the_new_state_and_the_deed() -> None:
         (SERVING[LinkKind.EXCHANGE], State.OPEN, RequestEvent.TEARDOWN),
     ],
 )
-def test_an_impossible_step_says_what_is_impossible(table: Table, state: State, seen: RequestEvent) -> None:
+def test_an_impossible_step_is_a_usage_error(table: Table, state: State, seen: RequestEvent) -> None:
     with pytest.raises(UsageError, match=f"{seen.name} cannot happen to a request that is {state.name}"):
         step(table, state, seen)
