@@ -25,7 +25,7 @@ import trio
 import trustme
 from trio.testing import MockClock, wait_all_tasks_blocked
 
-from tests.core.test_http_wire import SMUGGLED
+from tests.core.test_h1_requests import SMUGGLED
 from tests.http.client import HttpClient, request
 from tests.http.served import MemoryListener, listening, served
 from tests.http.test_http_connection import answers, get, why
