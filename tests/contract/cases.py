@@ -84,14 +84,14 @@ _HALF_CLOSED = _Exception(_by_network, "only a byte stream can be half closed")
 _NO_CONNECTION = _Exception(_everywhere, "the test does not connect by `connected`")
 
 EXCEPTIONS: Mapping[str, _Exception] = {
-    "a_subscription_that_the_end_of_input_overtakes_is_answered": _HALF_CLOSED,
+    "a_subscription_is_answered_after_the_end_of_input": _HALF_CLOSED,
     "a_call_that_has_ended_and_waits_for_the_wire_can_still_be_cancelled": _UNREAD,
     "a_call_whose_answer_waits_for_the_wire_keeps_its_place": _UNREAD,
     "a_client_that_does_not_read_gets_the_newest_notification_of_each_key": _UNREAD,
-    "a_client_that_does_not_read_keeps_nobody_else_waiting": _UNREAD,
+    "a_client_that_does_not_read_delays_no_other_client": _UNREAD,
     "an_id_that_is_used_again_names_the_new_request_alone": _UNREAD,
-    "notices_do_not_pile_up_before_a_client_that_does_not_read": _UNREAD,
-    "what_was_held_back_for_a_subscription_that_ended_is_not_told": _UNREAD,
+    "notifications_do_not_pile_up_if_the_client_does_not_read": _UNREAD,
+    "pending_changes_of_an_ended_subscription_are_not_sent": _UNREAD,
     "what_was_queued_for_a_request_is_not_sent_after_its_cancellation": _UNREAD,
     "a_cancellation_may_cross_the_answer": _TURNS,
     "a_retry_that_is_cancelled_before_it_began_spends_nothing": _TURNS,
@@ -114,9 +114,9 @@ EXCEPTIONS: Mapping[str, _Exception] = {
     "an_id_in_use_is_refused_to_another_and_the_first_goes_on": _EXCHANGES,
     "an_id_is_in_use_until_its_cancelled_handler_has_ended_and_free_then": _EXCHANGES,
     "a_cancellation_reaches_one_handler_and_ends_its_messages": _EXCHANGES,
-    "each_client_hears_of_its_own_resources_until_it_has_heard_enough": _EXCHANGES,
+    "each_client_gets_updates_of_its_own_subscriptions": _EXCHANGES,
     "statistics_count_what_there_is": _EXCHANGES,
-    "subscriptions_of_one_connection_are_told_each_under_its_own_id": _EXCHANGES,
+    "each_subscription_of_a_connection_has_its_id_in_notifications": _EXCHANGES,
     "who_waits_for_a_retry_takes_no_place_and_the_retry_gives_it_one": _EXCHANGES,
     "nothing_new_is_taken_anywhere_and_what_runs_may_finish": _HOST,
     "the_time_counts_from_the_beginning_and_then_the_rest_is_told_and_stopped": _HOST,
@@ -127,7 +127,7 @@ EXCEPTIONS: Mapping[str, _Exception] = {
     "a_server_that_drains_ends_its_subscriptions_with_their_results": _HOST_OF_EXCHANGES,
     **dict.fromkeys(
         (
-            "a_change_that_comes_after_the_loop_has_ended_is_nobodys",
+            "a_change_after_the_end_of_the_loop_is_ignored",
             "a_drain_ends_a_connection_of_any_kind",
             "a_place_is_told_what_became_of_it",
             "a_principal_is_known_by_a_name",

@@ -1,4 +1,4 @@
-"""Changes while clients are connected: who is told what, and when."""
+"""Notifications of changes while clients are connected: their kinds, their times and their receivers."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ from trio_mcp.types import CallNext, JsonObject, Prompt, Request, Resource, Reso
 Object = dict[str, Any]
 BURST = 0.05
 LISTS = ("tools", "prompts", "resources")
-TOLD = {
+METHODS = {
     "tools": "notifications/tools/list_changed",
     "prompts": "notifications/prompts/list_changed",
     "resources": "notifications/resources/list_changed",
@@ -40,7 +40,7 @@ TOLD = {
 
 
 def changing(**options: Any) -> Server:
-    """A server of everything, with something in it."""
+    """A server with all list capabilities and two resources."""
     server = Server("changing", capabilities=LISTS, **options)
     server.add_resource(Resource("one", "r://one"), lambda ctx, uri: "one")
     server.add_resource(Resource("two", "r://two"), lambda ctx, uri: "two")
@@ -48,29 +48,29 @@ def changing(**options: Any) -> Server:
 
 
 def notices(wire: RawClient) -> list[tuple[str, str | None]]:
-    """All changes that were told, whoever asked for them."""
-    names = {method: name for name, method in TOLD.items()}
+    """All notifications of changes that a client received, on any subscription."""
+    names = {method: name for name, method in METHODS.items()}
     return [(names[method], params.get("uri")) for method, params in wire.notes if method in names]
 
 
 async def settle() -> None:
-    """Until whatever was changed has been told."""
+    """Wait until all changes have been sent."""
     await trio.sleep(1)
     await wait_all_tasks_blocked()
 
 
 @contextlib.asynccontextmanager
 async def listening(server: Server, revision: str, *uris: str, **options: Any) -> AsyncIterator[RawClient]:
-    """A client that asked for everything, and for updates of these."""
+    """A client that subscribed to all lists, and to updates of these URIs."""
     async with connected(server, revision, **options) as wire:
         await wire.subscribe(tools=True, prompts=True, resources=True, uris=uris)
         yield wire
 
 
-# What is a change.
+# Kinds of changes.
 
 CHANGES: dict[str, tuple[Callable[[Server], Any], tuple[str, str | None] | None]] = {
-    # What is done, and what is told of it.
+    # The change, and its notification.
     "a tool more": (lambda server: server.tool(name="more")(lambda: ""), ("tools", None)),
     "a raw tool more": (
         lambda server: server.add_tool(Tool("raw", {"type": "object"}), lambda ctx, given: ""),
@@ -88,24 +88,26 @@ CHANGES: dict[str, tuple[Callable[[Server], Any], tuple[str, str | None] | None]
     "a prompt less": (lambda server: server.remove_prompt("old"), ("prompts", None)),
     "a resource less": (lambda server: server.remove_resource("r://one"), ("resources", None)),
     "a template less": (lambda server: server.remove_template("o://{x}"), ("resources", None)),
-    "it is said of tools": (lambda server: server.notify_list_changed("tools"), ("tools", None)),
-    "it is said of prompts": (lambda server: server.notify_list_changed("prompts"), ("prompts", None)),
-    "it is said of resources": (lambda server: server.notify_list_changed("resources"), ("resources", None)),
+    "a notification of tools": (lambda server: server.notify_list_changed("tools"), ("tools", None)),
+    "a notification of prompts": (lambda server: server.notify_list_changed("prompts"), ("prompts", None)),
+    "a notification of resources": (lambda server: server.notify_list_changed("resources"), ("resources", None)),
     "an update": (lambda server: server.notify_resource_updated("r://one"), ("updated", "r://one")),
-    "an update of what was not asked for": (lambda server: server.notify_resource_updated("r://two"), None),
+    "an update of another resource": (lambda server: server.notify_resource_updated("r://two"), None),
     "an update below": (lambda server: server.notify_resource_updated("r://one/below"), None),
-    "an update of nothing": (lambda server: server.notify_resource_updated("nothing://"), None),
+    "an update of an unknown resource": (lambda server: server.notify_resource_updated("nothing://"), None),
     "a completion more": (lambda server: server.completion("old")(lambda value: []), None),
-    "nothing": (lambda server: server.notify_list_changed(), None),
+    "a notification of no list": (lambda server: server.notify_list_changed(), None),
 }
 
 
-@pytest.mark.contract(what=("a tool more", "an update"))
+@pytest.mark.contract(name=("a tool more", "an update"))
 @req("tool-03", "tool-04", "prm-03", "prm-04", "res-02", "res-20", "sub-01", "sub-05", "sub-13")
 @every_revision
-@pytest.mark.parametrize("what", CHANGES)
-async def test_a_change_is_told_once_and_nothing_else_is(what: str, revision: str, autojump_clock: MockClock) -> None:
-    change, told = CHANGES[what]
+@pytest.mark.parametrize("name", CHANGES)
+async def test_a_change_is_sent_once_and_causes_no_other_notification(
+    name: str, revision: str, autojump_clock: MockClock
+) -> None:
+    change, told = CHANGES[name]
     server = changing()
     server.tool(name="old")(lambda: "")
     server.prompt(name="old")(lambda text: "")
@@ -119,7 +121,7 @@ async def test_a_change_is_told_once_and_nothing_else_is(what: str, revision: st
 @req("tool-04", "prm-04", "res-02", "sub-01", "sub-13", "sub-14")
 @modern
 @pytest.mark.parametrize("asked", [(), *((name,) for name in LISTS), ("tools", "resources")])
-async def test_who_listens_is_told_of_what_they_asked_for_alone(
+async def test_a_subscription_gets_only_the_changes_of_its_filter(
     asked: tuple[str, ...], revision: str, autojump_clock: MockClock
 ) -> None:
     server = changing()
@@ -135,7 +137,9 @@ async def test_who_listens_is_told_of_what_they_asked_for_alone(
 @pytest.mark.contract
 @req("sub-13", "tool-03", "prm-03", "res-02")
 @every_revision
-async def test_list_changes_come_unasked_in_the_legacy_era_only(revision: str, autojump_clock: MockClock) -> None:
+async def test_list_changes_need_no_subscription_in_the_legacy_era_only(
+    revision: str, autojump_clock: MockClock
+) -> None:
     server = changing()
     async with server.running(), connected(server, revision) as wire:
         server.notify_list_changed(*LISTS)
@@ -146,7 +150,7 @@ async def test_list_changes_come_unasked_in_the_legacy_era_only(revision: str, a
 
 @req("life-06", "arch-02")
 @legacy
-async def test_nothing_is_told_before_the_handshake_has_ended(revision: str, autojump_clock: MockClock) -> None:
+async def test_no_change_is_sent_before_the_end_of_the_handshake(revision: str, autojump_clock: MockClock) -> None:
     server = changing()
     async with server.running(), connected(server, revision, opened=False) as wire:
         server.notify_list_changed("tools")
@@ -166,7 +170,7 @@ async def test_nothing_is_told_before_the_handshake_has_ended(revision: str, aut
 
 @req("arch-02", "arch-04", "sub-11")
 @every_revision
-async def test_what_was_not_declared_is_not_told(revision: str, autojump_clock: MockClock) -> None:
+async def test_changes_of_undeclared_capabilities_are_not_sent(revision: str, autojump_clock: MockClock) -> None:
     server = Server("bare")
     server.tool(name="old")(lambda: "")
     async with server.running(), connected(server, revision) as wire:
@@ -185,23 +189,23 @@ async def test_what_was_not_declared_is_not_told(revision: str, autojump_clock: 
     assert notices(wire) == [("tools", None)]
 
 
-def test_what_is_no_list_has_not_changed() -> None:
+def test_an_unknown_list_is_refused() -> None:
     with pytest.raises(UsageError, match="unknown list 'tool'; the lists are tools, prompts, resources"):
         changing().notify_list_changed("tools", "tool")  # type: ignore[arg-type]
 
 
-def test_nobody_is_told_while_nothing_runs() -> None:
+def test_changes_are_ignored_while_the_server_does_not_run() -> None:
     server = changing()
     server.notify_list_changed(*LISTS)
     server.notify_resource_updated("r://one")
 
 
-# When it is told.
+# Times.
 
 
 @every_revision
 @pytest.mark.parametrize("burst", [0, BURST, 2])
-async def test_changes_of_one_window_are_told_once_at_its_end(
+async def test_changes_of_one_window_are_sent_once_at_its_end(
     burst: float, revision: str, autojump_clock: MockClock
 ) -> None:
     server = changing(change_debounce=burst)
@@ -222,10 +226,10 @@ async def test_changes_of_one_window_are_told_once_at_its_end(
 
 
 @every_revision
-async def test_a_window_opens_with_the_first_change_and_is_not_put_off(
+async def test_a_window_opens_with_the_first_change_and_is_not_extended(
     revision: str, autojump_clock: MockClock
 ) -> None:
-    """A list that changes all the time is told of all the same, twenty times a second."""
+    """If a list changes all the time, its notification is still sent, twenty times a second."""
     server = changing()
     async with server.running(), listening(server, revision) as wire:
         start = trio.current_time()
@@ -249,7 +253,7 @@ async def test_a_window_opens_with_the_first_change_and_is_not_put_off(
 
 
 @every_revision
-async def test_a_change_after_its_notice_is_told_again(revision: str, autojump_clock: MockClock) -> None:
+async def test_a_change_after_its_notification_is_sent_again(revision: str, autojump_clock: MockClock) -> None:
     server = changing()
     async with server.running(), listening(server, revision) as wire:
         start = trio.current_time()
@@ -260,21 +264,19 @@ async def test_a_change_after_its_notice_is_told_again(revision: str, autojump_c
         assert trio.current_time() - start == pytest.approx(2 * BURST)
 
 
-# Who is told.
+# Receivers.
 
 
 @pytest.mark.contract
 @req("res-19", "res-20", "sub-13")
 @every_revision
-async def test_each_client_hears_of_its_own_resources_until_it_has_heard_enough(
-    revision: str, autojump_clock: MockClock
-) -> None:
+async def test_each_client_gets_updates_of_its_own_subscriptions(revision: str, autojump_clock: MockClock) -> None:
     server = changing()
     async with (
         server.running(),
         connected(server, revision) as one,
         connected(server, revision) as two,
-        connected(server, revision) as nobody,
+        connected(server, revision) as third,
     ):
         first = await one.subscribe(uris=["r://one"])
         second = await one.subscribe(uris=["r://two"])
@@ -298,13 +300,13 @@ async def test_each_client_hears_of_its_own_resources_until_it_has_heard_enough(
         await settle()
         assert len(notices(one)) == 3
         assert len(notices(two)) == 3
-        assert notices(nobody) == []
+        assert notices(third) == []
 
 
 @pytest.mark.contract
 @req("res-19", "res-20")
 @legacy
-async def test_subscribing_twice_is_subscribing_once_and_unsubscribing_from_nothing_does_no_harm(
+async def test_repeated_requests_to_subscribe_or_unsubscribe_do_no_harm(
     revision: str, autojump_clock: MockClock
 ) -> None:
     server = changing()
@@ -324,7 +326,9 @@ async def test_subscribing_twice_is_subscribing_once_and_unsubscribing_from_noth
 @req("res-21")
 @modern
 @pytest.mark.parametrize("method", ["resources/subscribe", "resources/unsubscribe"])
-async def test_the_modern_revision_has_no_such_requests(method: str, revision: str, autojump_clock: MockClock) -> None:
+async def test_the_modern_revision_has_no_requests_to_subscribe(
+    method: str, revision: str, autojump_clock: MockClock
+) -> None:
     async with connected(changing(), revision) as wire:
         with pytest.raises(ErrorResponse) as refused:
             await wire.call(method, {"uri": "r://one"})
@@ -334,7 +338,7 @@ async def test_the_modern_revision_has_no_such_requests(method: str, revision: s
 @req("sub-02", "sub-03", "sub-05")
 @modern
 @pytest.mark.parametrize("ids", [(1001, 1002), ("1001", 1001), ("", "a")])
-async def test_subscriptions_of_one_connection_are_told_each_under_its_own_id(
+async def test_each_subscription_of_a_connection_has_its_id_in_notifications(
     ids: tuple[Any, Any], revision: str, autojump_clock: MockClock
 ) -> None:
     server = changing()
@@ -353,13 +357,13 @@ async def test_subscriptions_of_one_connection_are_told_each_under_its_own_id(
                 "notifications": {"toolsListChanged": True, "resourceSubscriptions": ["r://one"]},
             },
         ]
-        assert wire.noted(TOLD["tools"]) == [{"_meta": {META_SUBSCRIPTION_ID: id}} for id in ids]
-        assert wire.noted(TOLD["updated"]) == [{"_meta": {META_SUBSCRIPTION_ID: ids[1]}, "uri": "r://one"}]
+        assert wire.noted(METHODS["tools"]) == [{"_meta": {META_SUBSCRIPTION_ID: id}} for id in ids]
+        assert wire.noted(METHODS["updated"]) == [{"_meta": {META_SUBSCRIPTION_ID: ids[1]}, "uri": "r://one"}]
         assert not any(wire.answered(id) for id in ids)
 
 
 @every_revision
-async def test_clients_of_both_eras_hear_of_the_same_change(revision: str, autojump_clock: MockClock) -> None:
+async def test_clients_of_both_eras_get_the_same_change(revision: str, autojump_clock: MockClock) -> None:
     server = changing()
     async with (
         server.running(),
@@ -373,14 +377,14 @@ async def test_clients_of_both_eras_hear_of_the_same_change(revision: str, autoj
 
 
 @every_revision
-async def test_a_client_that_has_gone_is_forgotten(revision: str, autojump_clock: MockClock) -> None:
+async def test_a_disconnected_client_is_forgotten(revision: str, autojump_clock: MockClock) -> None:
     server = changing()
     async with server.running():
         async with listening(server, revision, "r://one"):
             assert server.statistics().listeners == 1
             server.notify_list_changed("tools")
         assert server.statistics().listeners == 0
-        await settle()  # what was about to be told finds nobody
+        await settle()  # the pending notification has no receiver
         async with connected(server, revision) as wire:
             server.notify_list_changed("tools")
             await settle()
@@ -417,26 +421,26 @@ async def test_a_server_that_drains_ends_its_subscriptions_with_their_results(
 @pytest.mark.contract
 @req("sub-01", "cancel-03", "cancel-18")
 @modern
-async def test_a_cancelled_subscription_is_over_at_once_and_has_no_answer(
+async def test_a_cancelled_subscription_ends_at_once_without_an_answer(
     revision: str, autojump_clock: MockClock
 ) -> None:
     server = changing()
     async with server.running(), connected(server, revision) as wire:
         id = await wire.start("subscriptions/listen", {"notifications": {"toolsListChanged": True}})
         await settle()
-        server.notify_list_changed("tools")  # is about to be told
+        server.notify_list_changed("tools")  # its notification is pending
         await wire.cancel(id)
         await settle()
         assert (notices(wire), server.statistics().listeners) == ([], 0)
         assert not wire.answered(id)
-        await wire.start("subscriptions/listen", {"notifications": {"toolsListChanged": True}}, id=id)  # it is free
+        await wire.start("subscriptions/listen", {"notifications": {"toolsListChanged": True}}, id=id)  # the id is free
         await settle()
         server.notify_list_changed("tools")
         await settle()
         assert notices(wire) == [("tools", None)]
 
 
-# What cannot be asked for.
+# Invalid subscriptions.
 
 
 @req("sub-14", "core-30")
@@ -455,9 +459,7 @@ async def test_a_cancelled_subscription_is_over_at_once_and_has_no_answer(
     ],
     ids=str,
 )
-async def test_a_filter_that_makes_no_sense_is_refused(
-    params: Object, revision: str, autojump_clock: MockClock
-) -> None:
+async def test_an_invalid_filter_is_refused(params: Object, revision: str, autojump_clock: MockClock) -> None:
     server = changing()
     async with server.running(), connected(server, revision) as wire:
         with pytest.raises(ErrorResponse) as refused:
@@ -478,7 +480,7 @@ LIMITS: list[tuple[Object, tuple[str, ...], int | None]] = [
 @pytest.mark.contract(code=(-32603,))
 @every_revision
 @pytest.mark.parametrize(("limits", "uris", "code"), LIMITS)
-async def test_there_are_bounds_to_what_may_be_listened_to(
+async def test_the_number_and_the_length_of_subscribed_uris_are_limited(
     limits: Object, uris: tuple[str, ...], code: int | None, revision: str, autojump_clock: MockClock
 ) -> None:
     server = Server("small", limits=Limits(**limits))
@@ -497,7 +499,7 @@ async def test_there_are_bounds_to_what_may_be_listened_to(
 
 
 @every_revision
-async def test_notices_do_not_pile_up_before_a_client_that_does_not_read(
+async def test_notifications_do_not_pile_up_if_the_client_does_not_read(
     revision: str, autojump_clock: MockClock
 ) -> None:
     uris = [f"r://{number}" for number in range(20)]
@@ -512,8 +514,8 @@ async def test_notices_do_not_pile_up_before_a_client_that_does_not_read(
                 await settle()
         await settle()
         told = notices(wire)
-        # Of the 1150 notices there is what was on its way, what waited for the wire, and what waited for room: each
-        # of these no more than once for each change that there can be.
+        # Of the 1150 notifications, the client gets those in transit, those that waited for the wire, and those that
+        # waited for room.  Each of these groups has a notification at most once for each kind of change.
         every = {*((name, None) for name in LISTS), *(("updated", uri) for uri in uris)}
         assert set(told) == every
         assert len(told) <= 4 + 2 * len(every)
@@ -523,9 +525,7 @@ async def test_notices_do_not_pile_up_before_a_client_that_does_not_read(
 
 
 @modern
-async def test_what_was_held_back_for_a_subscription_that_ended_is_not_told(
-    revision: str, autojump_clock: MockClock
-) -> None:
+async def test_pending_changes_of_an_ended_subscription_are_not_sent(revision: str, autojump_clock: MockClock) -> None:
     server = Server("slow", capabilities=LISTS, limits=Limits(outgoing=1))
     async with server.running(), connected(server, revision, streams=one_byte_pipe) as wire:
         subscriptions = [await wire.subscribe(tools=True, prompts=True) for _ in range(3)]
@@ -537,7 +537,7 @@ async def test_what_was_held_back_for_a_subscription_that_ended_is_not_told(
                 await subscription.end()
             await settle()
         await settle()
-        # `wire` itself fails where something is told on a subscription that is over; most were never told.
+        # `wire` fails if a notification comes on an ended subscription.  Most changes were never sent.
         assert len(notices(wire)) <= 6
         before = len(notices(wire))
         server.notify_list_changed("tools")
@@ -546,7 +546,7 @@ async def test_what_was_held_back_for_a_subscription_that_ended_is_not_told(
 
 
 @every_revision
-async def test_a_client_that_does_not_read_keeps_nobody_else_waiting(revision: str, autojump_clock: MockClock) -> None:
+async def test_a_client_that_does_not_read_delays_no_other_client(revision: str, autojump_clock: MockClock) -> None:
     server = changing(limits=Limits(outgoing=1))
     async with (
         server.running(),
@@ -565,7 +565,7 @@ async def test_a_client_that_does_not_read_keeps_nobody_else_waiting(revision: s
         assert 1 <= len(notices(slow)) <= 3
 
 
-async def test_a_worker_thread_may_change_the_server_and_tell_of_it(autojump_clock: MockClock) -> None:
+async def test_a_worker_thread_may_change_the_server_and_notify(autojump_clock: MockClock) -> None:
     server = Server("threads", capabilities=["resources"])
 
     @server.tool
@@ -577,14 +577,14 @@ async def test_a_worker_thread_may_change_the_server_and_tell_of_it(autojump_clo
 
     async with connected(server, "2026-07-28") as wire:
         await wire.subscribe(tools=True, uris=["notes://all"])
-        for name in ("one", "two"):  # the second is told as well as the first
+        for name in ("one", "two"):  # the second change is sent like the first
             await wire.call("tools/call", {"name": "learn", "arguments": {"name": name}})
             assert {await wire.changed(), await wire.changed()} == {("tools", None), ("updated", "notes://all")}
         listed = await wire.call("tools/list")
         assert [tool["name"] for tool in listed["tools"]] == ["learn", "one", "two"]
 
 
-async def test_a_change_that_comes_after_the_loop_has_ended_is_nobodys(autojump_clock: MockClock) -> None:
+async def test_a_change_after_the_end_of_the_loop_is_ignored(autojump_clock: MockClock) -> None:
     runs: list[Run] = []
     server = Server("gone")
 
@@ -600,7 +600,7 @@ async def test_a_change_that_comes_after_the_loop_has_ended_is_nobodys(autojump_
 
 
 @pytest.mark.parametrize("method", ["resources/subscribe", "resources/unsubscribe"])
-async def test_a_subscription_that_the_end_of_input_overtakes_is_answered(
+async def test_a_subscription_is_answered_after_the_end_of_input(
     method: str, caplog: pytest.LogCaptureFixture, autojump_clock: MockClock
 ) -> None:
     async def slowly(ctx: Context, request: Request, call_next: CallNext) -> JsonObject:

@@ -1,4 +1,4 @@
-"""The catalog: found, listed in every revision, changed while clients page through it, and shown by others."""
+"""The catalog: lookup, lists in each revision, changes while a client pages, completion, and mounted catalogs."""
 
 from __future__ import annotations
 
@@ -107,7 +107,7 @@ def filled() -> Catalog:
     return catalog
 
 
-# Finding.
+# Lookup.
 
 
 @req("tool-18")
@@ -142,11 +142,11 @@ def test_a_fixed_uri_goes_before_templates_and_those_in_the_order_of_registratio
 
 @req("res-10")
 @pytest.mark.parametrize("uri", ["a://..", "a://%2e%2e", "a://b%00", "a://%zz", "a://\ud800", "a:", "", "a:B"])
-def test_what_is_no_uri_of_ours_is_not_found(uri: str) -> None:
+def test_an_unknown_or_invalid_uri_is_not_found(uri: str) -> None:
     assert filled().find_resource(uri) is None
 
 
-def test_a_uri_is_prepared_once_for_all_templates_and_not_at_all_if_it_is_too_long(
+def test_a_uri_is_quoted_once_for_all_templates_unless_it_is_too_long(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     catalog = Catalog()
@@ -174,10 +174,10 @@ def test_a_fixed_uri_may_be_as_long_as_it_was_registered() -> None:
     assert catalog.find_resource(long) is not None
 
 
-# Listing.
+# Lists.
 
 
-class Official:
+class OfficialSchema:
     def __init__(self, folder: Path, revision: Revision) -> None:
         self.whole = json.loads((folder / "schema" / f"{revision}.json").read_text())
 
@@ -188,7 +188,7 @@ class Official:
 
 
 def everything() -> Catalog:
-    """One of each kind with all that it can have, and one with nothing but what it needs."""
+    """For each kind, two entries with all optional members, one of them raw, and one without optional members."""
     icons, meta, notes = (
         [Icon("https://example.com/i.png")],
         {"com.example/a": 1},
@@ -227,18 +227,20 @@ def everything() -> Catalog:
 @req("tool-16", "tool-36", "tool-37", "res-22", "res-25", "prm-17")
 @REVISION
 @pytest.mark.parametrize("method", LISTS)
-def test_every_list_is_what_each_revision_says(revision: Revision, method: str, shared_schemas: Path) -> None:
+def test_every_list_conforms_to_the_schema_of_its_revision(
+    revision: Revision, method: str, shared_schemas: Path
+) -> None:
     page = everything().list(method, revision)
     terms = {"resultType": "complete", "ttlMs": 0, "cacheScope": "private"} if revision is LATEST else {}
     name = {"resources/templates/list": "ListResourceTemplatesResult"}.get(method)
     name = name or f"List{method.partition('/')[0].capitalize()}Result"
-    Official(shared_schemas, revision).check(name, {**page, **terms})
+    OfficialSchema(shared_schemas, revision).check(name, {**page, **terms})
     assert len(page[LISTS[method]]) == 3
 
 
 @req("tool-36", "tool-37", "tool-38")
 @REVISION
-def test_an_output_schema_that_is_no_object_is_listed_where_it_may_be(revision: Revision) -> None:
+def test_an_output_schema_of_no_object_is_listed_in_the_newest_revision(revision: Revision) -> None:
     listed = {each["name"]: each for each in everything().list("tools/list", revision)["tools"]}
     assert ("outputSchema" in listed["forecast"]) == (revision.name >= "2025-06-18")
     assert ("outputSchema" in listed["raw"]) == (revision is LATEST)
@@ -283,13 +285,13 @@ def test_every_list_is_cut_into_pages(revision: Revision, method: str) -> None:
 
 @pytest.mark.parametrize("cursor", ["", "nonsense", "YQ==", 3, [], {}, True])
 @pytest.mark.parametrize("allowed", [None, lambda route: True])
-def test_a_cursor_that_is_none_of_ours_is_refused(cursor: Any, allowed: Any) -> None:
+def test_an_unknown_cursor_is_refused(cursor: Any, allowed: Any) -> None:
     with pytest.raises(RequestError) as caught:
         filled().list("tools/list", LATEST, cursor, 1, allowed)
     assert caught.value.code == INVALID_PARAMS
 
 
-def test_a_page_is_made_once_for_each_revision_until_the_list_changes() -> None:
+def test_a_page_is_cached_for_each_revision_until_the_list_changes() -> None:
     catalog = Catalog()
     for name in "abcde":
         catalog.add(tool(name))
@@ -305,10 +307,10 @@ def test_a_page_is_made_once_for_each_revision_until_the_list_changes() -> None:
     catalog.add(tool("f"))
     renewed = catalog.list("tools/list", LATEST, None, 2)
     assert renewed is not first
-    assert renewed["tools"][0] is first["tools"][0]  # items stay as they are
+    assert renewed["tools"][0] is first["tools"][0]  # unchanged items are used again
 
 
-def test_cursors_that_a_client_made_up_are_not_kept() -> None:
+def test_pages_of_invented_cursors_are_not_cached() -> None:
     catalog = Catalog()
     for name in "abcde":
         catalog.add(tool(name))
@@ -321,7 +323,7 @@ def test_cursors_that_a_client_made_up_are_not_kept() -> None:
     assert len(catalog._pages["tools"]) == 3
 
 
-def test_what_is_not_allowed_is_not_listed_and_changes_no_kept_page() -> None:
+def test_a_filter_hides_entries_and_changes_no_cached_page() -> None:
     catalog = Catalog()
     for name in "abcde":
         catalog.add(tool(name))
@@ -334,9 +336,7 @@ def test_what_is_not_allowed_is_not_listed_and_changes_no_kept_page() -> None:
 @req("page-02", "page-11")
 @settings(max_examples=60)
 @given(st.integers(1, 4), st.lists(st.tuples(st.booleans(), st.integers(0, 9)), max_size=8))
-def test_changes_while_a_client_pages_neither_repeat_nor_hide_what_stays(
-    size: int, changes: list[tuple[bool, int]]
-) -> None:
+def test_changes_between_two_pages_neither_repeat_nor_skip_an_entry(size: int, changes: list[tuple[bool, int]]) -> None:
     catalog, seen, pager = Catalog(), [], Pager()
     for number in range(10):
         catalog.add(tool(f"t{number}"))
@@ -362,7 +362,7 @@ def test_changes_while_a_client_pages_neither_repeat_nor_hide_what_stays(
     assert {f"t{number}" for number in range(10)} - removed <= set(seen)
 
 
-# Changing.
+# Changes.
 
 
 @req("tool-19")
@@ -375,7 +375,7 @@ def test_changes_while_a_client_pages_neither_repeat_nor_hide_what_stays(
         (lambda: template("a://{x}"), "the resource template 'a://{x}' exists already; give the new one another URI"),
     ],
 )
-def test_a_name_or_uri_is_taken_once(entry: Callable[[], Entry], why: str) -> None:
+def test_a_second_entry_with_the_same_name_or_uri_is_refused(entry: Callable[[], Entry], why: str) -> None:
     catalog = filled()
     before = {method: names(catalog, method) for method in LISTS}
     heard: list[str] = []
@@ -388,7 +388,7 @@ def test_a_name_or_uri_is_taken_once(entry: Callable[[], Entry], why: str) -> No
 
 
 @req("prm-18", "res-26")
-def test_every_change_is_told_after_it_was_made() -> None:
+def test_each_change_is_reported_after_it_was_made() -> None:
     catalog, heard = Catalog(), []
     catalog.on_change.append(lambda change: heard.append((change, [len(names(catalog, method)) for method in LISTS])))
     for entry in (tool("add"), prompt("review"), resource("a:b"), template("a://{x}")):
@@ -420,13 +420,13 @@ def test_every_change_is_told_after_it_was_made() -> None:
         (lambda catalog: catalog.remove("templates", "a:b"), "there is no resource template 'a:b' to remove"),
     ],
 )
-def test_what_is_not_there_cannot_be_removed(remove: Callable[[Catalog], None], why: str) -> None:
+def test_an_unknown_entry_cannot_be_removed(remove: Callable[[Catalog], None], why: str) -> None:
     with pytest.raises(UsageError) as caught:
         remove(filled())
     assert str(caught.value) == why
 
 
-def test_kinds_are_what_there_ever_was() -> None:
+def test_the_kinds_include_those_of_removed_entries() -> None:
     catalog = Catalog()
     assert catalog.kinds == set()
     catalog.add(template("a://{x}"))
@@ -441,7 +441,7 @@ def test_kinds_are_what_there_ever_was() -> None:
 # Completion.
 
 
-def says(*words: str) -> Entry:
+def completes_with(*words: str) -> Entry:
     return completer_of(lambda value: [*words, value])
 
 
@@ -452,7 +452,7 @@ def completer(catalog: Catalog, kind: str, name: str, argument: str) -> tuple[En
 
 
 async def completed(server: Server, kind: str, name: str, argument: str) -> list[str]:
-    """What a client is told that completes the text "x", while the argument "other" has a value."""
+    """The values that a client gets for the text "x", while the argument "other" has a value."""
     ref = {"type": kind, "name" if kind == "ref/prompt" else "uri": name}
     params = {"ref": ref, "argument": {"name": argument, "value": "x"}, "context": {"arguments": {"other": "y"}}}
     async with connected(server, LATEST.name) as wire:
@@ -460,7 +460,7 @@ async def completed(server: Server, kind: str, name: str, argument: str) -> list
     return values
 
 
-def serving(catalog: Catalog) -> Server:
+def server_of(catalog: Catalog) -> Server:
     server = Server("completing")
     server._catalog = catalog
     catalog.kinds.add("completions")
@@ -473,14 +473,14 @@ def answer(found: tuple[Entry, int] | None) -> Any:
 
 
 @req("cmpl-08")
-def test_the_nearest_completer_is_found() -> None:
+def test_the_most_specific_completer_is_found() -> None:
     catalog = filled()
     catalog.add(prompt("explain"))
     assert completer(catalog, "ref/prompt", "review", "code") is None
     for ref, argument in [
         (None, None), (None, "language"), ("review", None), ("review", "language"), ("a://{x}", "x"),
     ]:  # fmt: skip
-        catalog.add_completer(says(f"{ref} {argument}"), ref, argument)
+        catalog.add_completer(completes_with(f"{ref} {argument}"), ref, argument)
     found = {
         (kind, name, argument): answer(completer(catalog, kind, name, argument))[0]
         for kind, name, argument in [
@@ -515,13 +515,13 @@ def test_the_nearest_completer_is_found() -> None:
         ("ref/resource", "a:b", "x", "the resource 'a:b' has no argument 'x'"),
     ],
 )
-async def test_what_cannot_be_completed_is_refused(
+async def test_the_completion_of_an_unknown_argument_is_refused(
     kind: str, name: str, argument: str, why: str, autojump_clock: MockClock
 ) -> None:
     catalog = filled()
-    catalog.add_completer(says())
+    catalog.add_completer(completes_with())
     with pytest.raises(ErrorResponse) as caught:
-        await completed(serving(catalog), kind, name, argument)
+        await completed(server_of(catalog), kind, name, argument)
     assert (caught.value.code, caught.value.message) == (INVALID_PARAMS, why)
 
 
@@ -533,7 +533,7 @@ async def test_what_cannot_be_completed_is_refused(
         ("ref/resource", "a://what", "x", ResourceReference("a://what")),
     ],
 )
-async def test_a_completer_gets_what_it_asks_for(
+async def test_a_completer_gets_the_parameters_that_it_declares(
     kind: str, name: str, argument: str, ref: Any, autojump_clock: MockClock
 ) -> None:
     given: list[Any] = []
@@ -547,7 +547,7 @@ async def test_a_completer_gets_what_it_asks_for(
     route = catalog.find_completed(kind, name)
     assert route is not None
     assert (len(route.places), route.entry.takes) == (1, {argument} | ({"language"} if argument == "code" else set()))
-    assert await completed(serving(catalog), kind, name, argument) == []
+    assert await completed(server_of(catalog), kind, name, argument) == []
     assert given == [ref, argument, {"other": "y"}, "x", "completion/complete"]
 
 
@@ -562,22 +562,22 @@ async def test_a_completer_gets_what_it_asks_for(
         (None, None, "every argument of every prompt and template has a completer already"),
     ],
 )
-def test_a_completer_of_nothing_or_for_the_second_time_is_refused(ref: Any, argument: Any, why: str) -> None:
+def test_a_completer_without_a_target_or_a_second_one_is_refused(ref: Any, argument: Any, why: str) -> None:
     catalog = filled()
     catalog.add(raw_prompt(Prompt("empty"), lambda ctx, arguments: ""))
-    catalog.add_completer(says("first"), "review", "code")
-    catalog.add_completer(says("any"))
+    catalog.add_completer(completes_with("first"), "review", "code")
+    catalog.add_completer(completes_with("any"))
     with pytest.raises(UsageError) as caught:
-        catalog.add_completer(says("second"), ref, argument)
+        catalog.add_completer(completes_with("second"), ref, argument)
     assert str(caught.value).startswith(why)
     assert answer(completer(catalog, "ref/prompt", "review", "code")) == ["first", "x"]
 
 
-def test_completers_go_with_what_they_complete() -> None:
+def test_completers_are_removed_with_their_entries() -> None:
     catalog = filled()
-    catalog.add_completer(says("old"), "review", "code")
-    catalog.add_completer(says("old"), "a://{x}")
-    catalog.add_completer(says("any"))
+    catalog.add_completer(completes_with("old"), "review", "code")
+    catalog.add_completer(completes_with("old"), "a://{x}")
+    catalog.add_completer(completes_with("any"))
     catalog.remove("prompts", "review")
     catalog.remove("templates", "a://{x}")
     catalog.add(prompt("review"))
@@ -596,7 +596,7 @@ def nested() -> tuple[Catalog, Catalog, Catalog]:
     return outer, middle, inner
 
 
-def test_all_that_is_mounted_is_shown_under_its_prefix_and_uris_stay() -> None:
+def test_mounted_names_get_a_prefix_and_mounted_uris_stay() -> None:
     outer, inner = Catalog(), filled()
     outer.add(tool("add"))
     outer.mount(inner, "math.")
@@ -628,7 +628,7 @@ def test_all_that_is_mounted_is_shown_under_its_prefix_and_uris_stay() -> None:
 
 
 @REVISION
-def test_a_mounted_entry_is_listed_as_it_is_but_for_its_name(revision: Revision) -> None:
+def test_a_mounted_entry_differs_only_in_its_name(revision: Revision) -> None:
     outer, inner = Catalog(), everything()
     outer.mount(inner, "x")
     for method, member in LISTS.items():
@@ -671,14 +671,14 @@ def test_live_changes_go_up_two_levels() -> None:
     assert outer.kinds == {"tools", "resources"}
 
 
-def test_a_mount_is_told_once_for_each_list() -> None:
+def test_a_mount_is_reported_once_for_each_list() -> None:
     outer, heard = Catalog(), []
     outer.on_change.append(heard.append)
     outer.mount(filled())
     assert heard == ["tools", "prompts", "resources"]
 
 
-def test_kept_pages_are_renewed_by_changes_below() -> None:
+def test_changes_of_a_mounted_catalog_renew_the_cached_pages() -> None:
     outer, _, inner = nested()
     assert names(outer) == []
     inner.add(tool("a"))
@@ -687,7 +687,7 @@ def test_kept_pages_are_renewed_by_changes_below() -> None:
     assert names(outer) == []
 
 
-def everywhere(*catalogs: Catalog) -> list[Any]:
+def contents_of(*catalogs: Catalog) -> list[Any]:
     return [(names(catalog, method), sorted(catalog.kinds)) for catalog in catalogs for method in LISTS]
 
 
@@ -703,30 +703,30 @@ def everywhere(*catalogs: Catalog) -> list[Any]:
     ],
     ids=["tool", "prompt", "resource", "template"],
 )
-def test_a_clash_anywhere_above_changes_nothing_anywhere(level: int, taken: list[str], new: Entry, why: str) -> None:
+def test_a_clash_in_an_outer_catalog_changes_no_catalog(level: int, taken: list[str], new: Entry, why: str) -> None:
     make = {"tools": tool, "prompts": prompt, "resources": resource, "templates": template}[new.kind]
     catalogs = outer, _, inner = nested()
     catalogs[level].add(make(taken[level]))
-    before, heard = everywhere(*catalogs), []
+    before, heard = contents_of(*catalogs), []
     for catalog in catalogs:
         catalog.on_change.append(heard.append)
     with pytest.raises(UsageError) as caught:
         inner.add(new)
     assert str(caught.value).startswith(why.format(taken[level]))
-    assert everywhere(*catalogs) == before
+    assert contents_of(*catalogs) == before
     assert heard == []
-    # And a mount of what clashes mounts nothing.
+    # A catalog with the clashing entry cannot be mounted.
     other = Catalog()
     other.add(new)
     with pytest.raises(UsageError):
         inner.mount(other)
-    assert everywhere(*catalogs) == before
+    assert contents_of(*catalogs) == before
     other.add(tool("later"))
-    assert everywhere(*catalogs) == before
+    assert contents_of(*catalogs) == before
     assert outer.find("tools", "m_i_later") is None
 
 
-def test_a_name_that_grows_too_long_above_changes_nothing() -> None:
+def test_a_name_that_is_too_long_with_its_prefixes_is_refused() -> None:
     outer, middle, inner = nested()
     inner.add(tool("x" * 124))
     with pytest.raises(UsageError, match="the name of a tool must have 1 to 128"):
@@ -735,7 +735,7 @@ def test_a_name_that_grows_too_long_above_changes_nothing() -> None:
     inner.add(prompt("x" * 200))
 
 
-def test_one_catalog_in_two_places_of_another() -> None:
+def test_one_catalog_can_be_mounted_in_two_places() -> None:
     top, left, right, shared = Catalog(), Catalog(), Catalog(), Catalog()
     top.mount(left, "l_")
     top.mount(right, "r_")
@@ -744,19 +744,19 @@ def test_one_catalog_in_two_places_of_another() -> None:
     shared.add(tool("a"))
     assert names(top) == ["l_a", "r_a"]
     with pytest.raises(UsageError, match=r"^the resource 'a:b' exists already"):
-        shared.add(resource("a:b"))  # its URI would be there twice
-    assert everywhere(left, right, shared)[2] == ([], ["tools"])
+        shared.add(resource("a:b"))  # `top` would have its URI twice
+    assert contents_of(left, right, shared)[2] == ([], ["tools"])
     shared.remove("tools", "a")
     assert names(top) == []
-    elsewhere = Catalog()
-    elsewhere.mount(shared, "x")
-    elsewhere.mount(shared, "y")
+    twice = Catalog()
+    twice.mount(shared, "x")
+    twice.mount(shared, "y")
     shared.add(prompt("p"))
-    assert names(elsewhere, "prompts/list") == ["xp", "yp"]
+    assert names(twice, "prompts/list") == ["xp", "yp"]
 
 
-class World:
-    """Some catalogs, and beside them what each should show, worked out anew from what was done."""
+class Model:
+    """Some catalogs, and the expected entries of each, computed from the operations."""
 
     def __init__(self) -> None:
         self.catalogs = [Catalog() for _ in range(4)]
@@ -770,8 +770,8 @@ class World:
                 shown += [(kind, prefix + key if kind == "tools" else key) for kind, key in self.shown(inner)]
         return shown
 
-    def sound(self) -> bool:
-        """Whether nothing contains itself, and nothing is shown twice anywhere."""
+    def valid(self) -> bool:
+        """Whether no catalog contains itself, and no catalog shows an entry twice."""
         if len(set(self.mounts)) < len(self.mounts) or any(at in self.below(at) for at in range(4)):
             return False
         return all(len(shown) == len(set(shown)) for shown in map(self.shown, range(4)))
@@ -786,25 +786,25 @@ class World:
             waiting += new
         return found
 
-    def do(self, deed: str, at: int, *rest: Any) -> None:
+    def apply(self, operation: str, at: int, *rest: Any) -> None:
         catalog = self.catalogs[at]
-        if deed == "mount":
+        if operation == "mount":
             catalog.mount(self.catalogs[rest[0]], rest[1])
-        elif deed == "add":
+        elif operation == "add":
             catalog.add(tool(rest[1]) if rest[0] == "tools" else resource(f"{rest[1]}:"))
         else:
             catalog.remove("tools", rest[1]) if rest[0] == "tools" else catalog.remove("resources", f"{rest[1]}:")
 
-    def note(self, deed: str, *what: Any) -> bool:
-        """Make a note of it, if it is possible."""
+    def record(self, operation: str, *values: Any) -> bool:
+        """Record the operation, if it is valid."""
         own, mounts = list(self.own), list(self.mounts)
-        if deed == "mount":
-            self.mounts.append(what)  # type: ignore[arg-type]
-        elif deed == "add":
-            self.own.append(what)  # type: ignore[arg-type]
+        if operation == "mount":
+            self.mounts.append(values)  # type: ignore[arg-type]
+        elif operation == "add":
+            self.own.append(values)  # type: ignore[arg-type]
         else:
-            self.own = [each for each in own if each != what]
-        if (deed != "remove" or what in own) and self.sound():
+            self.own = [each for each in own if each != values]
+        if (operation != "remove" or values in own) and self.valid():
             return True
         self.own, self.mounts = own, mounts
         return False
@@ -818,7 +818,7 @@ class World:
 
 
 CATALOG, KIND = st.integers(0, 3), st.just("tools") | st.just("resources")
-DEEDS = st.lists(
+OPERATIONS = st.lists(
     st.tuples(st.just("add") | st.just("remove"), CATALOG, KIND, st.sampled_from(["a", "b", "xa"]))
     | st.tuples(st.just("mount"), CATALOG, CATALOG, st.sampled_from(["", "x", "y"])),
     max_size=14,
@@ -826,16 +826,16 @@ DEEDS = st.lists(
 
 
 @settings(max_examples=200)
-@given(DEEDS)
-def test_whatever_is_done_each_catalog_shows_its_own_and_all_below_or_nothing_has_changed(deeds: Any) -> None:
-    world = World()
-    for deed in deeds:
-        if world.note(*deed):
-            world.do(*deed)
+@given(OPERATIONS)
+def test_each_operation_shows_the_expected_entries_or_changes_nothing(operations: Any) -> None:
+    model = Model()
+    for operation in operations:
+        if model.record(*operation):
+            model.apply(*operation)
         else:
             with pytest.raises(UsageError):
-                world.do(*deed)
-        world.check()
+                model.apply(*operation)
+        model.check()
 
 
 @pytest.mark.parametrize(
@@ -850,13 +850,13 @@ def test_whatever_is_done_each_catalog_shows_its_own_and_all_below_or_nothing_ha
         (lambda outer, middle, inner: inner.mount(Catalog(), "x" * 128), "a prefix may only have the characters"),
     ],
 )
-def test_mounts_that_make_no_sense_are_refused(mount: Callable[..., None], why: str) -> None:
+def test_invalid_mounts_are_refused(mount: Callable[..., None], why: str) -> None:
     with pytest.raises(UsageError) as caught:
         mount(*nested())
     assert str(caught.value).startswith(why)
 
 
-def test_what_is_mounted_is_removed_where_it_belongs() -> None:
+def test_a_mounted_entry_can_only_be_removed_from_its_own_catalog() -> None:
     outer, _, inner = nested()
     inner.add(tool("a"))
     with pytest.raises(UsageError, match=r"^the tool 'm_i_a' belongs to a mounted server; remove it there$"):
@@ -864,7 +864,7 @@ def test_what_is_mounted_is_removed_where_it_belongs() -> None:
     assert names(outer) == ["m_i_a"]
 
 
-def test_a_part_keeps_nothing_that_it_was_mounted_in() -> None:
+def test_a_mounted_catalog_does_not_keep_outer_catalogs_alive() -> None:
     part = filled()
     for number in range(3):
         outer = Catalog()
@@ -878,7 +878,7 @@ def test_a_part_keeps_nothing_that_it_was_mounted_in() -> None:
     assert len(part._above) == 0
 
 
-async def test_completers_of_a_mounted_catalog_serve_what_is_its_own(autojump_clock: MockClock) -> None:
+async def test_completers_of_a_mounted_catalog_serve_its_own_entries(autojump_clock: MockClock) -> None:
     outer, middle, inner = nested()
     passed: list[Catalog] = []
     for catalog in (outer, middle, inner):
@@ -894,7 +894,7 @@ async def test_completers_of_a_mounted_catalog_serve_what_is_its_own(autojump_cl
 
     async def found(name: str) -> tuple[list[str], list[Catalog]]:
         passed.clear()
-        return await completed(serving(outer), "ref/prompt", name, "code"), passed[1:]
+        return await completed(server_of(outer), "ref/prompt", name, "code"), passed[1:]
 
     assert await found("m_i_review") == (["inner", "review"], [middle, inner])
     assert await found("review") == ([], [])
@@ -910,17 +910,17 @@ async def test_completers_of_a_mounted_catalog_serve_what_is_its_own(autojump_cl
     assert await found("m_i_review") == (["outer's own", "m_i_review"], [])
 
 
-def test_mounting_brings_completions() -> None:
+def test_mounting_adds_the_completions_of_the_mounted_catalog() -> None:
     outer, inner = Catalog(), Catalog()
-    inner.add_completer(says())
+    inner.add_completer(completes_with())
     outer.mount(inner)
     assert outer.kinds == {"completions"}
 
 
-# What it costs.
+# Cost.
 
 
-def test_a_server_that_is_called_loads_neither_models_nor_the_engine() -> None:
+def test_calls_load_neither_models_nor_the_validation_engine() -> None:
     program = """
 import sys
 from trio_mcp.server import Catalog, prompt_of, tool_of
