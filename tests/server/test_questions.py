@@ -1,4 +1,4 @@
-"""What a server can ask a client, in every revision that can carry it; forms, pages, sampling, roots."""
+"""The questions of a server to a client, in each revision that has them: forms, pages, sampling and roots."""
 
 from __future__ import annotations
 
@@ -73,7 +73,7 @@ class Colour(enum.Enum):
     DARK_BLUE = "db"
 
 
-class Level(enum.Enum):  # the names say what the values say
+class Level(enum.Enum):  # the names are like the values, so the form needs no titles
     LOW = "low"
     VERY_HIGH = "very-high"
 
@@ -83,7 +83,7 @@ class Order:
     """An order.
 
     Args:
-        name: Who orders.
+        name: Name of the buyer.
     """
 
     name: str
@@ -132,7 +132,7 @@ class Boxed(Generic[T]):
 Alias = NewType("Alias", str)
 COLOURS = [{"const": "red", "title": "Red"}, {"const": "db", "title": "Dark blue"}]
 FIELDS: dict[str, Any] = {
-    "name": {"type": "string", "description": "Who orders."},
+    "name": {"type": "string", "description": "Name of the buyer."},
     "count": {"type": "integer", "title": "How many", "minimum": 1, "maximum": 9, "default": 1},
     "price": {"type": "number", "default": 2.5},
     "gift": {"type": "boolean", "default": False},
@@ -149,15 +149,15 @@ def accept(**values: Any) -> dict[str, Any]:
     return {"action": "accept", "content": values}
 
 
-def asked(form: Any, revision: Revision = LATEST) -> dict[str, Any]:
-    """The fields of a form, as they are sent."""
+def form_fields(form: Any, revision: Revision = LATEST) -> dict[str, Any]:
+    """The fields of a form as they are sent."""
     properties: dict[str, Any] = Elicit("?", form).params(revision)["requestedSchema"]["properties"]
     return properties
 
 
 @functools.cache
-def official(folder: Path, revision: Revision, *places: str) -> Any:
-    """The official schema of whichever place this revision has."""
+def official_validator(folder: Path, revision: Revision, *places: str) -> Any:
+    """A validator for the first of these places that the official schema of the revision has."""
     whole = json.loads((folder / "schema" / f"{revision}.json").read_text())
     key = "$defs" if "$defs" in whole else "definitions"
     place = next(each for each in places if each.partition("/")[0] in whole[key])
@@ -168,7 +168,7 @@ FORM_PARAMS = ("ElicitRequestFormParams", "ElicitRequest/properties/params")
 SAMPLE_PARAMS = ("CreateMessageRequestParams", "CreateMessageRequest/properties/params")
 
 
-# What every question has in common
+# All kinds of questions
 
 ONE_OF_EACH: list[tuple[Inquiry[Any], str]] = [
     (Elicit("?", bool), "2025-06-18"),
@@ -181,16 +181,14 @@ ONE_OF_EACH: list[tuple[Inquiry[Any], str]] = [
 @req("elic-47")
 @EVERY
 @pytest.mark.parametrize(("question", "since"), ONE_OF_EACH, ids=["form", "url", "sample", "roots"])
-def test_a_question_is_asked_where_it_exists_and_refused_elsewhere(
-    revision: Revision, question: Inquiry[Any], since: str
-) -> None:
+def test_a_question_is_refused_in_revisions_without_it(revision: Revision, question: Inquiry[Any], since: str) -> None:
     if revision.name < since:
         with pytest.raises(NotInThisRevision, match=f"{question.method}.* does not exist in {revision}"):
             question.params(revision)
         return
     params = question.params(revision)
     assert params == json.loads(json.dumps(params))
-    assert params is not question.params(revision)  # whoever sends it may add to it
+    assert params is not question.params(revision)  # the sender may add members
     if revision.handshake:
         opened(revision).server.request(question.method, params)
     else:
@@ -199,7 +197,7 @@ def test_a_question_is_asked_where_it_exists_and_refused_elsewhere(
         assert result["inputRequests"]["q"] == {"method": question.method, "params": params}
 
 
-# Question, what the client declared, what it lacks, since when.
+# The question, the declared capabilities, the missing capability, and the first revision with this question.
 LACKING: list[tuple[Inquiry[Any], Any, Any, str]] = [
     (Elicit("?", bool), {}, {"elicitation": {"form": {}}}, "2025-06-18"),
     (Elicit("?", bool), {"elicitation": {"url": {}}}, {"elicitation": {"form": {}}}, "2025-11-25"),
@@ -227,7 +225,7 @@ LACKING: list[tuple[Inquiry[Any], Any, Any, str]] = [
         if revision.name >= since
     ],
 )
-def test_what_the_client_did_not_declare_is_not_asked(
+def test_a_question_needs_the_declared_capability(
     revision: Revision, question: Inquiry[Any], declared: Any, missing: Any
 ) -> None:
     params = question.params(revision)
@@ -245,7 +243,7 @@ def test_what_the_client_did_not_declare_is_not_asked(
 
 
 @req("root-14", "samp-26")
-def test_what_is_deprecated_works_and_says_so() -> None:
+def test_deprecated_questions_work_and_their_docstrings_say_so() -> None:
     for question in (Sample("hi", max_tokens=1), ListRoots()):
         assert question.method in LATEST.input_requests
         question.params(LATEST)
@@ -265,7 +263,7 @@ def test_the_module_loads_no_models() -> None:
     assert done.stdout.strip() == "[]"
 
 
-# Forms, as they are asked
+# Forms as they are sent
 
 
 @req("elic-13", "elic-16", "elic-54")
@@ -287,13 +285,13 @@ def test_a_class_becomes_a_flat_form(revision: Revision, shared_schemas: Path) -
         "required": ["extras"],
     }
     for each in (params, several):
-        official(shared_schemas, revision, *FORM_PARAMS).validate(each)
+        official_validator(shared_schemas, revision, *FORM_PARAMS).validate(each)
 
 
 @req("elic-53")
-def test_2025_06_18_gets_titles_by_position_defaults_of_booleans_only_and_no_mode(shared_schemas: Path) -> None:
+def test_2025_06_18_gets_enum_names_only_boolean_defaults_and_no_mode(shared_schemas: Path) -> None:
     params = Elicit("Which?", Order).params(V2025_06)
-    official(shared_schemas, V2025_06, *FORM_PARAMS).validate(params)
+    official_validator(shared_schemas, V2025_06, *FORM_PARAMS).validate(params)
     expected = {
         name: {key: each for key, each in field.items() if key != "default" or field["type"] == "boolean"}
         for name, field in FIELDS.items()
@@ -332,12 +330,12 @@ KINDS: list[tuple[Any, dict[str, Any], list[tuple[Any, Any]]]] = [
 @req("elic-16", "elic-45")
 @pytest.mark.parametrize(("hint", "field", "values"), KINDS, ids=[str(hint) for hint, _, _ in KINDS])
 @WITH_URLS
-def test_a_single_hint_is_one_field_and_its_value_comes_back_bare(
+def test_a_single_hint_is_one_field_and_its_answer_is_the_bare_value(
     revision: Revision, hint: Any, field: Any, values: Any, shared_schemas: Path
 ) -> None:
     question = Elicit("?", hint)
     params = question.params(revision)
-    official(shared_schemas, revision, *FORM_PARAMS).validate(params)
+    official_validator(shared_schemas, revision, *FORM_PARAMS).validate(params)
     required = {} if (None, None) in values else {"required": ["value"]}
     assert params["requestedSchema"] == {"type": "object", "properties": {"value": field}, **required}
     for written, value in values:
@@ -347,12 +345,12 @@ def test_a_single_hint_is_one_field_and_its_value_comes_back_bare(
 
 
 @req("elic-54", "elic-57")
-def test_a_json_schema_asks_as_it_stands_and_is_answered_by_a_dict() -> None:
+def test_a_json_schema_is_sent_as_a_form_and_its_answer_is_a_dict() -> None:
     fields: dict[str, Any] = {
         "old": {"type": "string", "enum": ["a", "b"], "enumNames": ["Ay", "Bee"], "default": "a"},
         "one": {"type": "string", "oneOf": [{"const": "a", "title": "Ay"}]},
         "many": {"type": "array", "items": {"type": "string", "enum": ["x"]}, "uniqueItems": True, "default": ["x"]},
-        # As generators of schemas write what may be left out.
+        # Generators of schemas write optional members like this.
         "maybe": {"anyOf": [{"type": "integer"}, {"type": "null"}], "default": None, "title": "Maybe"},
     }
     written: dict[str, Any] = {
@@ -372,7 +370,7 @@ def test_a_json_schema_asks_as_it_stands_and_is_answered_by_a_dict() -> None:
     again = Elicit("?", codec.from_json(forms.RequestedSchema, schema))
     assert again.params(LATEST) == question.params(LATEST)
     assert again.read(accept(one="a", many=["x"])) == Accepted({"one": "a", "many": ["x"]})
-    fields["one"]["oneOf"] = []  # what was written down may change afterwards; what was asked does not
+    fields["one"]["oneOf"] = []  # a later change of the dict does not change the question
     assert question.params(LATEST)["requestedSchema"] == schema
 
 
@@ -386,23 +384,23 @@ def test_a_json_schema_asks_as_it_stands_and_is_answered_by_a_dict() -> None:
         (Named, {"name": "N"}, Named("N")),
         (Boxed[Literal["a"]], {"value": "a"}, Boxed("a")),
         (Order, {"name": "N", "count": 2, "day": "2026-01-31"}, Order("N", 2, day=datetime.date(2026, 1, 31))),
-        # Null counts as left out, and what was not asked for is not looked at.
+        # A null counts as absent, and other members are ignored.
         (Order, {"name": "N", "note": None, "count": None, "evil": {"x": 1}}, Order("N")),
         (Choices, {"extras": ["y", "x"], "colours": ["db"]}, Choices(["y", "x"], {Colour.DARK_BLUE})),
     ],
 )
 @req("elic-45")
-def test_an_answer_becomes_what_the_class_says(form: Any, content: Any, value: Any) -> None:
+def test_an_answer_becomes_an_instance_of_the_class(form: Any, content: Any, value: Any) -> None:
     question = Elicit("?", form)
-    for _ in range(2):  # it is read once to see whether it fits, and once for the handler
+    for _ in range(2):  # an answer is read twice: to check it, and for the handler
         assert question.read({"action": "accept", "content": content}) == Accepted(value)
     assert json.loads(json.dumps(content)) == content
 
 
-def test_the_titles_of_choices_stand_for_each_kind_of_class() -> None:
-    assert asked(Attrs)["hue"] == {"type": "string", "oneOf": COLOURS}
-    assert asked(Typed)["hue"] == {"type": "string", "oneOf": COLOURS}
-    assert asked(Annotated[Attrs, "who"])["hue"] == {"type": "string", "oneOf": COLOURS}
+def test_choices_have_titles_for_each_kind_of_class() -> None:
+    assert form_fields(Attrs)["hue"] == {"type": "string", "oneOf": COLOURS}
+    assert form_fields(Typed)["hue"] == {"type": "string", "oneOf": COLOURS}
+    assert form_fields(Annotated[Attrs, "who"])["hue"] == {"type": "string", "oneOf": COLOURS}
 
 
 class Initials(enum.Enum):
@@ -411,21 +409,21 @@ class Initials(enum.Enum):
     _odd = "o"
 
 
-def test_names_are_shown_in_words() -> None:
-    titles = [option["title"] for option in asked(Initials)["value"]["oneOf"]]
+def test_enum_names_become_titles() -> None:
+    titles = [option["title"] for option in form_fields(Initials)["value"]["oneOf"]]
     assert titles == ["S", "XLarge", "odd"]
 
 
 @dataclasses.dataclass
-class Nothing:
+class NoFields:
     pass
 
 
 def test_a_form_may_have_no_fields_and_an_answer_no_content() -> None:
-    question = Elicit("Sure?", Nothing)
+    question = Elicit("Sure?", NoFields)
     assert question.params(LATEST)["requestedSchema"] == {"type": "object", "properties": {}}
-    assert question.read({"action": "accept"}) == Accepted(Nothing())
-    assert question.read({"action": "accept", "content": None}) == Accepted(Nothing())
+    assert question.read({"action": "accept"}) == Accepted(NoFields())
+    assert question.read({"action": "accept", "content": None}) == Accepted(NoFields())
 
 
 HINTS = st.sampled_from([hint for hint, _, _ in KINDS])
@@ -443,10 +441,10 @@ def test_any_flat_class_makes_a_form_that_its_answers_fit(
     answer = question.read(accept(**{f"m{number}": written for number, (written, _) in enumerate(drawn)}))
     assert answer == Accepted(kind(*(value for _, value in drawn)))
     for revision in URLS_SINCE:
-        official(shared_schemas, revision, *FORM_PARAMS).validate(question.params(revision))
+        official_validator(shared_schemas, revision, *FORM_PARAMS).validate(question.params(revision))
 
 
-# Forms that cannot be
+# Invalid forms
 
 
 FLAT = "a form is flat: text, numbers, booleans, and choices of one or several strings"
@@ -496,7 +494,7 @@ FLAT = "a form is flat: text, numbers, booleans, and choices of one or several s
         ),
     ],
 )
-def test_what_no_form_can_ask_is_refused_with_what_to_change(form: Any, why: str) -> None:
+def test_an_impossible_form_is_refused_with_advice(form: Any, why: str) -> None:
     with pytest.raises(UsageError, match=why):
         Elicit("?", form)
 
@@ -538,14 +536,14 @@ def test_a_form_that_asks_for_a_secret_is_refused_in_favour_of_a_url(name: str) 
         Elicit("?", one_field("x", {"type": "string", "title": f"Your {name}"}))
     with pytest.raises(UsageError, match="use ElicitUrl"):
         Elicit("?", one_field(name, {"anyOf": [{"type": "string"}, {"type": "null"}]}))
-    # What can hold none may speak of one.
-    assert asked(one_field(name, {"type": "boolean"}))
-    assert asked(one_field(name, {"type": "string", "enum": ["keep", "rotate"]}))
+    # A field that cannot hold a secret may have this name.
+    assert form_fields(one_field(name, {"type": "boolean"}))
+    assert form_fields(one_field(name, {"type": "string", "enum": ["keep", "rotate"]}))
 
 
 @pytest.mark.parametrize("name", ["password_policy", "secret_name", "token_count", "keyboard", "compass", "monkey"])
-def test_what_only_sounds_like_a_secret_may_be_asked(name: str) -> None:
-    assert asked(one_field(name, {"type": "string"}))
+def test_a_field_name_that_only_resembles_a_secret_is_allowed(name: str) -> None:
+    assert form_fields(one_field(name, {"type": "string"}))
 
 
 @req("elic-37")
@@ -571,7 +569,7 @@ def test_a_form_may_be_about_a_url() -> None:
 @req("elic-59", "elic-49")
 @pytest.mark.parametrize("question", [Elicit("?", bool), ElicitUrl("?", "https://a.example")], ids=["form", "url"])
 def test_accept_decline_and_cancel_are_told_apart(question: Inquiry[Any]) -> None:
-    def what(answer: Any) -> str:
+    def outcome(answer: Any) -> str:
         match question.read(answer):
             case Accepted(value):
                 return f"accepted {value}"
@@ -583,10 +581,10 @@ def test_accept_decline_and_cancel_are_told_apart(question: Inquiry[Any]) -> Non
                 return "?"
 
     value = True if isinstance(question, Elicit) else None
-    assert what(accept(value=True)) == f"accepted {value}"
-    # Nothing makes a value of what was not accepted, whatever comes with it.
-    assert what({"action": "decline", "content": {"value": True}}) == "declined"
-    assert what({"action": "cancel", "content": {"value": True}}) == "dismissed"
+    assert outcome(accept(value=True)) == f"accepted {value}"
+    # An answer that is not an acceptance has no value, even if it has content.
+    assert outcome({"action": "decline", "content": {"value": True}}) == "declined"
+    assert outcome({"action": "cancel", "content": {"value": True}}) == "dismissed"
 
 
 def test_types_follow_the_form() -> None:
@@ -598,7 +596,7 @@ def test_types_follow_the_form() -> None:
 
 
 @pytest.mark.parametrize("action", [None, "", "accepted", "ACCEPT", "Decline", 1, ["accept"], {}])
-def test_an_answer_says_which_of_the_three_it_is(action: Any) -> None:
+def test_the_action_of_an_answer_must_be_one_of_the_three(action: Any) -> None:
     for question in (Elicit("?", bool), ElicitUrl("?", "https://a")):
         for answer in ({"action": action}, {}):
             with pytest.raises(RemoteProtocolError, match="action must be accept, decline or cancel"):
@@ -630,9 +628,7 @@ def test_an_answer_says_which_of_the_three_it_is(action: Any) -> None:
         (Choices, {"extras": [], "colours": []}, "content/colours must have at least 1 items"),
     ],
 )
-def test_an_answer_that_does_not_fit_the_form_is_told_by_place_and_never_quoted(
-    form: Any, content: Any, why: str
-) -> None:
+def test_an_error_about_an_invalid_answer_has_its_path_and_no_values(form: Any, content: Any, why: str) -> None:
     with pytest.raises(RemoteProtocolError) as caught:
         Elicit("?", form).read({"action": "accept", "content": content})
     assert why in str(caught.value)
@@ -643,13 +639,13 @@ def test_an_answer_that_does_not_fit_the_form_is_told_by_place_and_never_quoted(
 
 
 @req("elic-18", "elic-19", "elic-13", "elic-56")
-def test_a_page_is_asked_for_with_an_id_in_2025_11_25_and_without_one_since(shared_schemas: Path) -> None:
+def test_a_page_has_an_id_only_in_2025_11_25(shared_schemas: Path) -> None:
     question = ElicitUrl("Log in there", "https://a.example/login")
     page = {"mode": "url", "message": "Log in there", "url": "https://a.example/login"}
     assert question.params(LATEST_LEGACY) == {**page, "elicitationId": question.elicitation_id}
     assert question.params(LATEST) == page
     for revision in URLS_SINCE:
-        official(shared_schemas, revision, "ElicitRequestURLParams").validate(question.params(revision))
+        official_validator(shared_schemas, revision, "ElicitRequestURLParams").validate(question.params(revision))
 
 
 @req("elic-58")
@@ -666,7 +662,7 @@ def test_completion_names_the_question_that_it_completes(shared_schemas: Path) -
     assert params == {"elicitationId": first.params(LATEST_LEGACY)["elicitationId"]}
     assert params != second.completed_params()
     place = "ElicitationCompleteNotification/properties/params"
-    official(shared_schemas, LATEST_LEGACY, place).validate(params)
+    official_validator(shared_schemas, LATEST_LEGACY, place).validate(params)
 
 
 @pytest.mark.parametrize(
@@ -722,7 +718,7 @@ def test_a_page_is_https_or_on_this_machine(revision: Revision, url: str) -> Non
         "file:///etc/passwd",
     ],
 )
-def test_any_other_page_is_refused_before_it_is_sent(url: Any) -> None:
+def test_any_other_url_is_refused(url: Any) -> None:
     with pytest.raises(UsageError, match=r"the url to visit (is not a valid URL|must be https)"):
         ElicitUrl("?", url)
 
@@ -739,7 +735,7 @@ def test_any_other_page_is_refused_before_it_is_sent(url: Any) -> None:
         "https://a.example/?sessionToken=",
     ],
 )
-def test_a_page_that_would_log_its_visitor_in_is_refused_and_not_repeated(url: str) -> None:
+def test_a_url_with_credentials_is_refused_and_not_quoted(url: str) -> None:
     with pytest.raises(UsageError, match="holds credentials") as caught:
         ElicitUrl("?", url)
     assert "hunter2" not in str(caught.value)
@@ -755,19 +751,19 @@ def test_an_error_can_ask_for_pages(shared_schemas: Path) -> None:
     assert error.data == {"elicitations": [first.params(LATEST_LEGACY), second.params(LATEST_LEGACY)]}
     assert all(each["mode"] == "url" and each["elicitationId"] for each in error.data["elicitations"])
     response = {"jsonrpc": "2.0", "id": 1, "error": {"code": error.code, "message": error.message, "data": error.data}}
-    official(shared_schemas, LATEST_LEGACY, "URLElicitationRequiredError").validate(response)
+    official_validator(shared_schemas, LATEST_LEGACY, "URLElicitationRequiredError").validate(response)
     assert str(UrlElicitationRequired(first, message="Log in")) == "Log in (-32042)"
 
 
 @req("elic-27")
 @pytest.mark.parametrize("wrong", [(), (Elicit("?", bool),), (ElicitUrl("?", "https://a"), "https://b")])
-def test_that_error_is_for_pages_only(wrong: Any) -> None:
+def test_the_error_url_elicitation_required_takes_only_pages(wrong: Any) -> None:
     with pytest.raises(UsageError, match="one ElicitUrl or more, and nothing else"):
         UrlElicitationRequired(*wrong)
 
 
 @req("elic-56")
-def test_the_modern_revision_has_neither_that_error_nor_its_ids() -> None:
+def test_the_modern_revision_has_no_url_elicitation_error_and_no_ids() -> None:
     assert LATEST.error_code(URL_ELICITATION_REQUIRED) != URL_ELICITATION_REQUIRED
     assert LATEST.notification(Role.SERVER, "notifications/elicitation/complete") is None
     [question] = UrlElicitationRequired(ElicitUrl("?", "https://a.example")).questions
@@ -781,7 +777,7 @@ def text(said: str) -> content.TextContent:
     return content.TextContent(said)
 
 
-def says(role: Any, *blocks: Any) -> models.SamplingMessage:
+def message(role: Any, *blocks: Any) -> models.SamplingMessage:
     return models.SamplingMessage(role, list(blocks) if len(blocks) != 1 else blocks[0])
 
 
@@ -795,7 +791,7 @@ def result(id: str, **more: Any) -> content.ToolResultContent:
 
 OBJECT = {"type": "object", "properties": {"n": {"type": "integer"}}, "required": ["n"]}
 TOOL = models.Tool("f", {"type": "object"}, OBJECT)
-EVERYTHING: dict[str, Any] = {
+ALL_OPTIONS: dict[str, Any] = {
     "max_tokens": 100,
     "system_prompt": "Be brief",
     "temperature": 0.5,
@@ -808,8 +804,8 @@ EVERYTHING: dict[str, Any] = {
 
 @req("samp-20")
 @EVERY
-def test_a_sampling_request_has_what_was_asked(revision: Revision, shared_schemas: Path) -> None:
-    params = Sample("Hello", **EVERYTHING).params(revision)
+def test_a_sampling_request_has_all_its_options(revision: Revision, shared_schemas: Path) -> None:
+    params = Sample("Hello", **ALL_OPTIONS).params(revision)
     assert params == {
         "messages": [{"role": "user", "content": {"type": "text", "text": "Hello"}}],
         "maxTokens": 100,
@@ -820,31 +816,31 @@ def test_a_sampling_request_has_what_was_asked(revision: Revision, shared_schema
         "includeContext": "none",
         "metadata": {"vendor": {"x": 1}},
     }
-    official(shared_schemas, revision, *SAMPLE_PARAMS).validate(params)
+    official_validator(shared_schemas, revision, *SAMPLE_PARAMS).validate(params)
     picture: list[Any] = [
-        says("user", content.ImageContent(b"\xff", "image/png")),
-        says("assistant", text("A dot")),
+        message("user", content.ImageContent(b"\xff", "image/png")),
+        message("assistant", text("A dot")),
         "And now?",
     ]
     params = Sample(picture, max_tokens=1).params(revision)
     assert [each["role"] for each in params["messages"]] == ["user", "assistant", "user"]
-    official(shared_schemas, revision, *SAMPLE_PARAMS).validate(params)
+    official_validator(shared_schemas, revision, *SAMPLE_PARAMS).validate(params)
     assert Sample(picture[0], max_tokens=1).params(revision)["messages"] == params["messages"][:1]
 
 
 LOOP = [
-    says("user", text("Do it")),
-    says("assistant", text("I shall"), use("1"), use("2", "g")),
-    says("user", result("2"), result("1", structured_content={"n": 1})),
+    message("user", text("Do it")),
+    message("assistant", text("I shall"), use("1"), use("2", "g")),
+    message("user", result("2"), result("1", structured_content={"n": 1})),
 ]
 
 
 @req("samp-14", "samp-15", "samp-18")
 @WITH_URLS
-def test_a_tool_loop_goes_on_where_tools_exist(revision: Revision, shared_schemas: Path) -> None:
+def test_a_tool_loop_works_in_revisions_with_tools(revision: Revision, shared_schemas: Path) -> None:
     question = Sample(LOOP, max_tokens=1, tools=[TOOL], tool_choice=models.ToolChoice("required"))
     params = question.params(revision)
-    official(shared_schemas, revision, *SAMPLE_PARAMS).validate(params)
+    official_validator(shared_schemas, revision, *SAMPLE_PARAMS).validate(params)
     assert params["toolChoice"] == {"mode": "required"}
     assert [tool["name"] for tool in params["tools"]] == ["f"]
     assert [block["toolUseId"] for block in params["messages"][2]["content"]] == ["2", "1"]
@@ -857,11 +853,11 @@ def test_a_tool_loop_goes_on_where_tools_exist(revision: Revision, shared_schema
         Sample("hi", max_tokens=1, tools=[TOOL]),
         Sample("hi", max_tokens=1, tool_choice=models.ToolChoice("none")),
         Sample(LOOP, max_tokens=1),
-        Sample(says("user", text("a"), text("b")), max_tokens=1),
+        Sample(message("user", text("a"), text("b")), max_tokens=1),
     ],
     ids=["tools", "choice", "results", "blocks"],
 )
-def test_what_older_revisions_cannot_carry_is_refused_and_not_dropped(revision: Revision, question: Any) -> None:
+def test_sampling_options_of_later_revisions_are_refused_and_not_dropped(revision: Revision, question: Any) -> None:
     with pytest.raises(NotInThisRevision):
         question.params(revision)
 
@@ -876,7 +872,7 @@ def test_an_answer_goes_back_as_a_message() -> None:
             "stopReason": "toolUse",
         }
     )
-    follow = Sample(["Do it", answer, says("user", result("7"))], max_tokens=1, tools=[TOOL])
+    follow = Sample(["Do it", answer, message("user", result("7"))], max_tokens=1, tools=[TOOL])
     [_, said, _] = follow.params(LATEST)["messages"]
     assert said["role"] == "assistant"
     assert said["content"] == [{"type": "tool_use", "id": "7", "name": "f", "input": {}, "_meta": {"k": "v"}}]
@@ -892,20 +888,20 @@ ALONE = "tool results must be in a user message without other content"
 @pytest.mark.parametrize(
     ("messages", "why"),
     [
-        ([says("assistant", use("1")), says("user", result("1"), text("and"))], rf"messages\[1\]: {ALONE}"),
-        ([says("assistant", use("1")), says("assistant", result("1"))], ALONE),
-        ([says("user", use("1")), says("user", result("1"))], r"\[0\]: only an assistant message can use tools"),
-        ([says("assistant", use("1"), use("2")), says("user", result("1"))], BALANCE),
-        ([says("assistant", use("1")), says("user", result("1"), result("1"))], BALANCE),
-        ([says("assistant", use("1")), says("user", result("2"))], BALANCE),
-        ([says("assistant", use("1")), says("user", text("wait")), says("user", result("1"))], BALANCE),
-        ([says("assistant", use("1")), says("assistant", text("wait")), says("user", result("1"))], BALANCE),
-        ([says("user", result("1"))], rf"messages\[0\]: {BALANCE}"),
-        ([says("assistant", use("1")), says("user", result("1")), says("user", result("1"))], BALANCE),
-        ([says("assistant", use("1"))], "the tool uses of the last message have no results"),
+        ([message("assistant", use("1")), message("user", result("1"), text("and"))], rf"messages\[1\]: {ALONE}"),
+        ([message("assistant", use("1")), message("assistant", result("1"))], ALONE),
+        ([message("user", use("1")), message("user", result("1"))], r"\[0\]: only an assistant message can use tools"),
+        ([message("assistant", use("1"), use("2")), message("user", result("1"))], BALANCE),
+        ([message("assistant", use("1")), message("user", result("1"), result("1"))], BALANCE),
+        ([message("assistant", use("1")), message("user", result("2"))], BALANCE),
+        ([message("assistant", use("1")), message("user", text("wait")), message("user", result("1"))], BALANCE),
+        ([message("assistant", use("1")), message("assistant", text("wait")), message("user", result("1"))], BALANCE),
+        ([message("user", result("1"))], rf"messages\[0\]: {BALANCE}"),
+        ([message("assistant", use("1")), message("user", result("1")), message("user", result("1"))], BALANCE),
+        ([message("assistant", use("1"))], "the tool uses of the last message have no results"),
     ],
 )
-def test_tool_uses_and_results_are_balanced_before_anything_is_sent(messages: Any, why: str) -> None:
+def test_each_tool_use_must_have_one_result(messages: Any, why: str) -> None:
     with pytest.raises(UsageError, match=why):
         Sample(messages, max_tokens=1)
 
@@ -913,13 +909,13 @@ def test_tool_uses_and_results_are_balanced_before_anything_is_sent(messages: An
 @req("samp-33")
 def test_structured_results_fit_the_output_schema_of_their_tool() -> None:
     def ask(tools: Sequence[models.Tool] | None = (TOOL,), **more: Any) -> Sample:
-        return Sample([says("assistant", use("1")), says("user", result("1", **more))], max_tokens=1, tools=tools)
+        return Sample([message("assistant", use("1")), message("user", result("1", **more))], max_tokens=1, tools=tools)
 
     with pytest.raises(UsageError, match=r"messages\[1\]: structuredContent/n does not fit .* 'f': it must be") as c:
         ask(structured_content={"n": "hunter2"})
     assert "hunter2" not in str(c.value)
     ask(structured_content={"n": 1})
-    ask()  # nothing structured
+    ask()  # no structured content
     ask(structured_content={"n": "x"}, is_error=True)  # an error has another form
     ask((models.Tool("f", {"type": "object"}), models.Tool("g", {"type": "object"}, OBJECT)), structured_content={})
     ask(None, structured_content={})
@@ -930,13 +926,13 @@ def test_structured_results_fit_the_output_schema_of_their_tool() -> None:
     ("messages", "options", "why"),
     [
         ([], {}, "needs at least one message"),
-        ([says("system", text("x"))], {}, r"messages\[0\].role: expected one of user, assistant"),
+        ([message("system", text("x"))], {}, r"messages\[0\].role: expected one of user, assistant"),
         ([models.SamplingMessage("user", [])], {}, r"messages\[0\] has no content"),
         ([5], {}, "expected .*, got int$"),
         (["hi", content.MalformedContent({"role": "user"}, "?")], {}, r"messages\[1\]"),
         ([models.SamplingMessage("user", "hi")], {}, "expected .*, got str$"),  # type: ignore[arg-type]
-        ([says("user", content.ResourceLink(name="x", uri="file:///x"))], {}, "expected .*, got ResourceLink$"),
-        ([says("user", content.TextContent(5))], {}, "text: expected string"),  # type: ignore[arg-type]
+        ([message("user", content.ResourceLink(name="x", uri="file:///x"))], {}, "expected .*, got ResourceLink$"),
+        ([message("user", content.TextContent(5))], {}, "text: expected string"),  # type: ignore[arg-type]
         ("hi", {"max_tokens": 0}, "max_tokens must be at least 1"),
         ("hi", {"max_tokens": -5}, "max_tokens must be at least 1"),
         ("hi", {"max_tokens": True}, "maxTokens: expected integer"),
@@ -948,29 +944,29 @@ def test_structured_results_fit_the_output_schema_of_their_tool() -> None:
         ("hi", {"metadata": ["x"]}, "metadata: expected object"),
     ],
 )
-def test_what_no_model_can_be_asked_is_refused_when_it_is_written(messages: Any, options: Any, why: str) -> None:
+def test_an_invalid_sampling_request_is_refused_when_it_is_created(messages: Any, options: Any, why: str) -> None:
     with pytest.raises(UsageError, match=why):
         Sample(messages, **{"max_tokens": 1, **options})
 
 
 @req("samp-13")
 @EVERY
-def test_context_of_servers_is_used_only_if_declared_where_that_can_be_declared(revision: Revision) -> None:
+def test_include_context_needs_its_capability_since_2025_11_25(revision: Revision) -> None:
     assert Sample("hi", max_tokens=1).needs(revision) == ()
     assert Sample("hi", max_tokens=1, include_context="none").needs(revision) == ()
     for wanted in ("thisServer", "allServers"):
         question = Sample("hi", max_tokens=1, include_context=wanted)
         assert question.needs(revision) == ((("sampling", "context"),) if revision in URLS_SINCE else ())
-    assert "includeContext" not in Sample("hi", max_tokens=1).params(revision)  # avoided unless asked for
+    assert "includeContext" not in Sample("hi", max_tokens=1).params(revision)  # absent by default
     assert ListRoots().needs(revision) == ()
 
 
 @req("samp-21")
-def test_each_question_has_messages_of_its_own() -> None:
-    history = [says("user", text("one"))]
+def test_each_sampling_request_has_its_own_messages() -> None:
+    history = [message("user", text("one"))]
     tools = [TOOL]
     first = Sample(history, max_tokens=1, tools=tools)
-    history.append(says("assistant", text("two")))
+    history.append(message("assistant", text("two")))
     tools.clear()
     second = Sample("three", max_tokens=1)
     assert [each["content"]["text"] for each in first.params(LATEST)["messages"]] == ["one"]
@@ -1003,7 +999,7 @@ def test_an_answer_of_the_model_may_stop_for_any_reason(stop: str | None) -> Non
         ({"stopReason": 5}, "stopReason: expected string"),
     ],
 )
-def test_an_answer_that_is_no_message_is_told_by_place_and_never_quoted(answer: Any, why: str) -> None:
+def test_an_error_about_an_invalid_message_has_its_path_and_no_values(answer: Any, why: str) -> None:
     good = {"role": "assistant", "content": {"type": "text", "text": "hunter2"}, "model": "m"}
     with pytest.raises(RemoteProtocolError, match=why) as caught:
         Sample("hi", max_tokens=1).read({**good, **answer} if answer else {})
@@ -1011,7 +1007,7 @@ def test_an_answer_that_is_no_message_is_told_by_place_and_never_quoted(answer: 
 
 
 @req("samp-10")
-def test_a_question_shows_nothing_of_what_it_says() -> None:
+def test_the_repr_of_a_question_hides_its_text() -> None:
     for question in (
         Sample("hunter2", max_tokens=1, system_prompt="hunter2"),
         Elicit("hunter2", bool),
@@ -1025,7 +1021,7 @@ def test_a_question_shows_nothing_of_what_it_says() -> None:
 
 @req("root-08")
 @EVERY
-def test_roots_are_read_whatever_stands_between_them(revision: Revision) -> None:
+def test_invalid_roots_are_skipped(revision: Revision) -> None:
     question = ListRoots()
     assert question.params(revision) == {}
     roots = question.read({"roots": [{"uri": "file:///a", "name": "A"}, 5, {"name": "x"}, {"uri": "file:///b"}]})
@@ -1035,7 +1031,7 @@ def test_roots_are_read_whatever_stands_between_them(revision: Revision) -> None
 
 
 @pytest.mark.parametrize("answer", [{}, {"roots": None}, {"roots": {}}, {"roots": "file:///a"}])
-def test_an_answer_without_roots_is_told(answer: Any) -> None:
+def test_an_answer_without_roots_is_an_error(answer: Any) -> None:
     with pytest.raises(RemoteProtocolError, match="roots"):
         ListRoots().read(answer)
 

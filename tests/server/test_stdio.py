@@ -1,7 +1,7 @@
-"""stdio: fds 0 and 1 as a private stream, and how a server process lives and ends.
+"""stdio: fds 0 and 1 as a private stream, and the life of a server process.
 
-The first half takes the fds of this process; the second talks to real ones, small programs in `stdio_programs/`.
-Nothing here reads a clock: what must end is waited for, and a hang meets the timeout of every test.
+The first half uses the fds of this process.  The second half starts real processes, the small programs in
+`stdio_programs/`.  No test measures time: each test waits for the end, and the general timeout ends a test that hangs.
 """
 
 from __future__ import annotations
@@ -36,14 +36,14 @@ from trio_mcp.core import Offer, UsageError
 from trio_mcp.server import process
 from trio_mcp.transport import owned_stdio
 
-pytestmark = pytest.mark.skipif(sys.platform == "win32", reason="there is no stdio on Windows")
+pytestmark = pytest.mark.skipif(sys.platform == "win32", reason="stdio is not supported on Windows")
 
 
-# --- What a standard fd may be, here at both ends -------------------------------------------------------------------
+# --- The kinds of standard fds, with both ends ----------------------------------------------------------------------
 
 
-class Wire:
-    """What a launcher gives a server as fds 0 and 1, and the launcher's own ends."""
+class StandardFds:
+    """The fds 0 and 1 of a server, and the ends of its launcher."""
 
     def __init__(self, stdin: int, stdout: int, write: int = -1, read: int = -1) -> None:
         self.stdin, self.stdout = stdin, stdout
@@ -54,55 +54,55 @@ class Wire:
             os.close(fd)
 
 
-def pipes(_folder: Path) -> Wire:
+def pipes(_folder: Path) -> StandardFds:
     stdin, write = os.pipe()
     read, stdout = os.pipe()
-    return Wire(stdin, stdout, write, read)
+    return StandardFds(stdin, stdout, write, read)
 
 
-def two_sockets(_folder: Path) -> Wire:
-    # What Node gives its children.
+def two_sockets(_folder: Path) -> StandardFds:
+    # Node gives these to its children.
     (stdin, write), (read, stdout) = (tuple(end.detach() for end in socket.socketpair()) for _ in range(2))
-    return Wire(stdin, stdout, write, read)
+    return StandardFds(stdin, stdout, write, read)
 
 
-def one_socket(_folder: Path) -> Wire:
-    # What inetd and systemd give.
+def one_socket(_folder: Path) -> StandardFds:
+    # inetd and systemd give this.
     ours, theirs = (end.detach() for end in socket.socketpair())
-    return Wire(ours, os.dup(ours), theirs, theirs)
+    return StandardFds(ours, os.dup(ours), theirs, theirs)
 
 
-def terminal(_folder: Path) -> Wire:
+def terminal(_folder: Path) -> StandardFds:
     theirs, ours = pty.openpty()
     tty.setraw(ours)
     settings = termios.tcgetattr(ours)
     settings[3] |= termios.ISIG  # Ctrl-C can be typed
     termios.tcsetattr(ours, termios.TCSANOW, settings)
-    return Wire(ours, os.dup(ours), theirs, theirs)
+    return StandardFds(ours, os.dup(ours), theirs, theirs)
 
 
-def files(folder: Path) -> Wire:
+def files(folder: Path) -> StandardFds:
     (folder / "in").write_bytes(b"skipped\nasked\n")
     stdin = os.open(folder / "in", os.O_RDONLY)
-    # A shell's `read` may have taken a line before us: the offset is part of what we are given.
+    # A shell's `read` may have read a line before, so the server must start at the current offset.
     os.lseek(stdin, len(b"skipped\n"), os.SEEK_SET)
-    return Wire(stdin, os.open(folder / "out", os.O_WRONLY | os.O_CREAT))
+    return StandardFds(stdin, os.open(folder / "out", os.O_WRONLY | os.O_CREAT))
 
 
-def nothing(_folder: Path) -> Wire:
-    return Wire(os.open(os.devnull, os.O_RDONLY), os.open(os.devnull, os.O_WRONLY))
+def null_device(_folder: Path) -> StandardFds:
+    return StandardFds(os.open(os.devnull, os.O_RDONLY), os.open(os.devnull, os.O_WRONLY))
 
 
-TALKING = [pipes, two_sockets, one_socket, terminal]
-EVERYTHING = [*TALKING, files, nothing]
-SHARED = [two_sockets, one_socket]  # of these the system gives no second open file description
+BIDIRECTIONAL = [pipes, two_sockets, one_socket, terminal]
+ALL_KINDS = [*BIDIRECTIONAL, files, null_device]
+SHARED = [two_sockets, one_socket]  # the system cannot open a second file description for these
 
-Kind = Callable[[Path], Wire]
+Kind = Callable[[Path], StandardFds]
 
 
 @contextmanager
-def standing_in(wire: Wire, stderr: int | None = None) -> Iterator[Wire]:
-    """Let the wire be fds 0 and 1 of this process, and look afterwards that no fd was left behind or lost."""
+def as_standard_fds(wire: StandardFds, stderr: int | None = None) -> Iterator[StandardFds]:
+    """Make the wire fds 0 and 1 of this process, and restore fds 0, 1 and 2 afterwards."""
     kept = {fd: os.dup(fd) for fd in (0, 1, 2)}
     try:
         os.dup2(wire.stdin, 0)
@@ -124,8 +124,8 @@ def no_fd_is_left() -> Iterator[None]:
     assert sorted(os.listdir("/dev/fd")) == before
 
 
-def looks(fd: int) -> tuple[object, ...]:
-    """All that can be seen of an fd."""
+def fd_state(fd: int) -> tuple[object, ...]:
+    """The visible state of an fd."""
     status = os.fstat(fd)
     return status.st_dev, status.st_ino, fcntl.fcntl(fd, fcntl.F_GETFL), os.get_inheritable(fd)
 
@@ -133,9 +133,9 @@ def looks(fd: int) -> tuple[object, ...]:
 # --- The stream -----------------------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("kind", TALKING)
-async def test_what_the_client_writes_is_read_and_what_is_sent_reaches_it(kind: Kind, tmp_path: Path) -> None:
-    with standing_in(kind(tmp_path)) as wire:
+@pytest.mark.parametrize("kind", BIDIRECTIONAL)
+async def test_bytes_pass_in_both_directions(kind: Kind, tmp_path: Path) -> None:
+    with as_standard_fds(kind(tmp_path)) as wire:
         with owned_stdio() as stream:
             os.write(wire.write, b"asked\n")
             with assert_checkpoints():
@@ -147,12 +147,12 @@ async def test_what_the_client_writes_is_read_and_what_is_sent_reaches_it(kind: 
         assert os.read(wire.read, 100) == b"answered\n"
 
 
-async def test_a_file_is_read_from_where_it_stands_and_written(tmp_path: Path) -> None:
-    with standing_in(files(tmp_path)), owned_stdio() as stream:
+async def test_a_file_is_read_from_its_offset_and_written(tmp_path: Path) -> None:
+    with as_standard_fds(files(tmp_path)), owned_stdio() as stream:
         with assert_checkpoints():
             assert await stream.receive_some() == b"asked\n"
         assert await stream.receive_some() == b""
-        # Twice, for asking epoll about a file once would make the second time a conflict.
+        # Twice: if epoll were asked about a file, the second time would be a conflict.
         for _ in range(2):
             with assert_checkpoints():
                 await stream.wait_send_all_might_not_block()
@@ -160,28 +160,28 @@ async def test_a_file_is_read_from_where_it_stands_and_written(tmp_path: Path) -
     assert (tmp_path / "out").read_bytes() == b"answered\n"
 
 
-async def test_nothing_is_a_client_that_has_left(tmp_path: Path) -> None:
-    with standing_in(nothing(tmp_path)), owned_stdio() as stream:
+async def test_dev_null_is_like_a_client_that_has_left(tmp_path: Path) -> None:
+    with as_standard_fds(null_device(tmp_path)), owned_stdio() as stream:
         assert await stream.receive_some() == b""
         await stream.wait_send_all_might_not_block()
         await stream.send_all(b"to nobody\n")
 
 
 @pytest.mark.parametrize("blocking", [True, False])
-@pytest.mark.parametrize("kind", EVERYTHING)
+@pytest.mark.parametrize("kind", ALL_KINDS)
 @pytest.mark.parametrize("leave", ["end", "exception", "cancelled", "closed", "half closed", "closed in another order"])
-async def test_the_fds_are_what_they_were_whichever_way_it_ends(
+async def test_the_fds_are_restored_after_each_kind_of_end(
     kind: Kind, leave: str, blocking: bool, tmp_path: Path
 ) -> None:
-    with standing_in(kind(tmp_path)):
+    with as_standard_fds(kind(tmp_path)):
         os.set_blocking(0, blocking)
         os.set_blocking(1, blocking)
         os.set_inheritable(0, False)
-        before = looks(0), looks(1), looks(2)
+        before = fd_state(0), fd_state(1), fd_state(2)
         ending = pytest.raises(ZeroDivisionError) if leave == "exception" else trio.CancelScope()
         with ending as scope, owned_stdio() as stream:
-            assert looks(0) != before[0]
-            assert looks(1) != before[1]
+            assert fd_state(0) != before[0]
+            assert fd_state(1) != before[1]
             if leave == "cancelled":
                 assert isinstance(scope, trio.CancelScope)
                 scope.cancel()
@@ -196,14 +196,14 @@ async def test_the_fds_are_what_they_were_whichever_way_it_ends(
                 await stream.send_stream.aclose()
             elif leave == "exception":
                 raise ZeroDivisionError
-        assert (looks(0), looks(1), looks(2)) == before
+        assert (fd_state(0), fd_state(1), fd_state(2)) == before
 
 
-@pytest.mark.parametrize("kind", TALKING)
+@pytest.mark.parametrize("kind", BIDIRECTIONAL)
 async def test_waiting_for_a_silent_client_can_be_cancelled(
     kind: Kind, tmp_path: Path, autojump_clock: trio.testing.MockClock
 ) -> None:
-    with standing_in(kind(tmp_path)) as wire, owned_stdio() as stream:
+    with as_standard_fds(kind(tmp_path)) as wire, owned_stdio() as stream:
         with trio.move_on_after(5) as scope:
             await stream.receive_some()
         assert scope.cancelled_caught
@@ -211,19 +211,19 @@ async def test_waiting_for_a_silent_client_can_be_cancelled(
         assert await stream.receive_some() == b"late\n"
 
 
-async def test_taking_the_fds_is_a_checkpoint_and_takes_nothing_if_cancelled(tmp_path: Path) -> None:
-    with standing_in(pipes(tmp_path)):
-        before = looks(0), looks(1)
+async def test_taking_the_fds_is_a_checkpoint_and_can_be_cancelled(tmp_path: Path) -> None:
+    with as_standard_fds(pipes(tmp_path)):
+        before = fd_state(0), fd_state(1)
         with trio.CancelScope() as scope:
             scope.cancel()
             await process.serve_stdio(cast(Any, None))
         assert scope.cancelled_caught
-        assert (looks(0), looks(1)) == before
+        assert (fd_state(0), fd_state(1)) == before
 
 
 @pytest.mark.parametrize("kind", [pipes, two_sockets, one_socket])
 async def test_a_client_that_has_left_is_a_broken_stream(kind: Kind, tmp_path: Path) -> None:
-    with standing_in(kind(tmp_path)) as wire:
+    with as_standard_fds(kind(tmp_path)) as wire:
         for fd in {wire.write, wire.read}:
             os.close(fd)
         wire.write = wire.read = -1
@@ -234,7 +234,7 @@ async def test_a_client_that_has_left_is_a_broken_stream(kind: Kind, tmp_path: P
 
 
 async def test_a_terminal_that_was_closed_is_a_broken_stream(tmp_path: Path) -> None:
-    with standing_in(terminal(tmp_path)) as wire:
+    with as_standard_fds(terminal(tmp_path)) as wire:
         os.close(wire.write)
         wire.write = wire.read = -1
         with owned_stdio() as stream, pytest.raises(trio.BrokenResourceError):
@@ -246,14 +246,14 @@ async def test_eight_mebibytes_pass_both_ways_at_once(kind: Kind, tmp_path: Path
     line = bytes(range(256)) * (8 << 12)
     got: dict[str, int] = {"client": 0, "server": 0}
 
-    async def read(who: str, receive: Callable[[], object]) -> None:
-        while got[who] < len(line):
+    async def read(side: str, receive: Callable[[], object]) -> None:
+        while got[side] < len(line):
             data = await receive()  # type: ignore[misc]
-            start = got[who] % 256
+            start = got[side] % 256
             assert data == (line[start : start + len(data)])
-            got[who] += len(data)
+            got[side] += len(data)
 
-    with standing_in(kind(tmp_path)) as wire:
+    with as_standard_fds(kind(tmp_path)) as wire:
         client = trio.StapledStream(
             trio.lowlevel.FdStream(os.dup(wire.write)), trio.lowlevel.FdStream(os.dup(wire.read))
         )
@@ -265,16 +265,16 @@ async def test_eight_mebibytes_pass_both_ways_at_once(kind: Kind, tmp_path: Path
                 nursery.start_soon(read, "server", stream.receive_some)
 
 
-async def test_one_read_takes_all_that_a_pipe_holds(tmp_path: Path) -> None:
-    with standing_in(pipes(tmp_path)) as wire:
+async def test_one_read_takes_the_whole_content_of_a_pipe(tmp_path: Path) -> None:
+    with as_standard_fds(pipes(tmp_path)) as wire:
         os.write(wire.write, bytes(65536))
         with owned_stdio() as stream:
             assert len(await stream.receive_some()) == 65536
 
 
-@pytest.mark.parametrize("kind", TALKING)
+@pytest.mark.parametrize("kind", BIDIRECTIONAL)
 async def test_two_tasks_at_one_end_are_a_conflict(kind: Kind, tmp_path: Path) -> None:
-    with standing_in(kind(tmp_path)), owned_stdio() as stream:
+    with as_standard_fds(kind(tmp_path)), owned_stdio() as stream:
         async with trio.open_nursery() as nursery:
             nursery.start_soon(stream.receive_some)
             nursery.start_soon(stream.send_all, bytes(1 << 20))
@@ -287,8 +287,8 @@ async def test_two_tasks_at_one_end_are_a_conflict(kind: Kind, tmp_path: Path) -
 
 
 @pytest.mark.parametrize("kind", [pipes, files])
-async def test_a_closed_stream_says_so(kind: Kind, tmp_path: Path) -> None:
-    with standing_in(kind(tmp_path)), owned_stdio() as stream:
+async def test_a_closed_stream_raises_closed_resource_error(kind: Kind, tmp_path: Path) -> None:
+    with as_standard_fds(kind(tmp_path)), owned_stdio() as stream:
         await stream.aclose()
         await stream.aclose()
         with pytest.raises(trio.ClosedResourceError):
@@ -299,22 +299,20 @@ async def test_a_closed_stream_says_so(kind: Kind, tmp_path: Path) -> None:
             await stream.wait_send_all_might_not_block()
 
 
-# --- What others see of it ------------------------------------------------------------------------------------------
+# --- Effects on other processes and files ---------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("kind", TALKING)
-async def test_non_blocking_is_our_own_description_where_the_system_gives_one(kind: Kind, tmp_path: Path) -> None:
-    with standing_in(kind(tmp_path)) as wire:
+@pytest.mark.parametrize("kind", BIDIRECTIONAL)
+async def test_only_our_own_file_description_is_set_non_blocking(kind: Kind, tmp_path: Path) -> None:
+    with as_standard_fds(kind(tmp_path)) as wire:
         with owned_stdio():
-            # These stand for the parent's terminal, or for a stderr that shares the description.
+            # The fds of the wire represent the parent's terminal, or a stderr that shares the file description.
             assert [os.get_blocking(wire.stdin), os.get_blocking(wire.stdout)] == [kind not in SHARED] * 2
         assert os.get_blocking(wire.stdin)
         assert os.get_blocking(wire.stdout)
 
 
-async def test_where_a_second_description_is_refused_the_shared_one_is_put_back(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+async def test_a_shared_file_description_is_restored(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     opens = os.open
 
     def refuse(path: str, flags: int, *args: int) -> int:
@@ -323,7 +321,7 @@ async def test_where_a_second_description_is_refused_the_shared_one_is_put_back(
         return opens(path, flags, *args)
 
     monkeypatch.setattr(os, "open", refuse)
-    with standing_in(pipes(tmp_path)) as wire:
+    with as_standard_fds(pipes(tmp_path)) as wire:
         with owned_stdio() as stream:
             assert not os.get_blocking(wire.stdin)
             os.write(wire.write, b"asked")
@@ -331,31 +329,33 @@ async def test_where_a_second_description_is_refused_the_shared_one_is_put_back(
         assert os.get_blocking(wire.stdin)
 
 
-async def test_elsewhere_a_terminal_is_opened_by_its_name(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_a_terminal_is_opened_by_its_name_on_other_systems(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setattr(sys, "platform", "darwin")
-    with standing_in(terminal(tmp_path)) as wire, owned_stdio() as stream:
+    with as_standard_fds(terminal(tmp_path)) as wire, owned_stdio() as stream:
         assert os.get_blocking(wire.stdin)
         os.write(wire.write, b"asked")
         assert await stream.receive_some() == b"asked"
 
 
-@pytest.mark.parametrize("kind", EVERYTHING)
+@pytest.mark.parametrize("kind", ALL_KINDS)
 async def test_no_child_inherits_the_wire(kind: Kind, tmp_path: Path) -> None:
     def of_the_wire() -> set[int]:
         fds = [int(name) for name in os.listdir("/dev/fd")]
         return {fd for fd in fds if Path(f"/dev/fd/{fd}").exists() and os.get_inheritable(fd)}
 
-    with standing_in(kind(tmp_path)):
+    with as_standard_fds(kind(tmp_path)):
         before = of_the_wire()
         with owned_stdio():
             assert of_the_wire() == before
             assert os.path.samestat(os.fstat(0), os.stat(os.devnull))
-            assert looks(1) == looks(2)
+            assert fd_state(1) == fd_state(2)
 
 
 @contextmanager
 def printing_to_1(patch: pytest.MonkeyPatch) -> Iterator[None]:
-    """Let `print` do what it does outside of tests."""
+    """Let `print` write to fd 1, as outside of tests."""
     with open(1, "w", closefd=False) as file:
         patch.setattr(sys, "stdout", file)
         patch.setattr(sys, "__stdout__", file)
@@ -363,17 +363,17 @@ def printing_to_1(patch: pytest.MonkeyPatch) -> Iterator[None]:
         patch.undo()
 
 
-@pytest.mark.parametrize("stderr", ["open", "broken", "the wire", "somebody else's"])
-async def test_what_is_printed_before_and_within_reaches_stderr_or_nobody(
+@pytest.mark.parametrize("stderr", ["open", "broken", "the wire", "another file"])
+async def test_prints_before_and_during_serving_never_reach_the_wire(
     stderr: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     wire = pipes(tmp_path)
-    told, tell = os.pipe()
+    read_end, write_end = os.pipe()
     if stderr == "broken":
-        os.close(told)
-    with standing_in(wire, stderr=wire.stdout if stderr == "the wire" else tell), printing_to_1(monkeypatch):
+        os.close(read_end)
+    with as_standard_fds(wire, stderr=wire.stdout if stderr == "the wire" else write_end), printing_to_1(monkeypatch):
         sys.stdout.write("before,")
-        if stderr == "somebody else's":  # it was closed when Python began
+        if stderr == "another file":  # stderr was closed when Python began
             monkeypatch.setattr(sys, "__stderr__", None)
         with owned_stdio() as stream:
             sys.stdout.write("within")
@@ -381,15 +381,15 @@ async def test_what_is_printed_before_and_within_reaches_stderr_or_nobody(
         sys.stdout.write("after")
         sys.stdout.flush()
         assert os.read(wire.read, 100) == b"messageafter"
-    os.close(tell)
+    os.close(write_end)
     if stderr != "broken":
-        os.set_blocking(told, False)
-        assert os.read(told, 100) == (b"before,within" if stderr == "open" else b"")
-        os.close(told)
+        os.set_blocking(read_end, False)
+        assert os.read(read_end, 100) == (b"before,within" if stderr == "open" else b"")
+        os.close(read_end)
 
 
 async def test_there_is_one_owner_at_a_time(tmp_path: Path) -> None:
-    with standing_in(pipes(tmp_path)):
+    with as_standard_fds(pipes(tmp_path)):
         with owned_stdio() as stream:
             with pytest.raises(UsageError, match="one at a time"), owned_stdio():
                 pass
@@ -405,7 +405,7 @@ HARMLESS = [("open", 1), ("open", 2)]
     ("name", "nth"),
     [*(("open", nth) for nth in range(3)), *(("fcntl", nth) for nth in range(4)), ("dup2", 0), ("dup2", 1)],
 )
-async def test_an_fd_that_cannot_be_had_leaves_everything_as_it_was(
+async def test_a_failed_system_call_leaves_the_fds_unchanged(
     name: str, nth: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     module = fcntl if name == "fcntl" else os
@@ -416,21 +416,21 @@ async def test_an_fd_that_cannot_be_had_leaves_everything_as_it_was(
             raise OSError(errno.EMFILE, "Too many open files")
         return real(*args)
 
-    with standing_in(files(tmp_path) if name == "fcntl" else pipes(tmp_path)):
-        before = looks(0), looks(1)
+    with as_standard_fds(files(tmp_path) if name == "fcntl" else pipes(tmp_path)):
+        before = fd_state(0), fd_state(1)
         monkeypatch.setattr(module, name, sometimes)
-        # A second description that cannot be had is done without.
+        # A second file description is not required.
         wrong = contextlib.nullcontext() if (name, nth) in HARMLESS else pytest.raises(OSError, match="Too many")
         with wrong, owned_stdio():
             pass
         monkeypatch.undo()
-        assert (looks(0), looks(1)) == before
+        assert (fd_state(0), fd_state(1)) == before
         with owned_stdio():
             pass
 
 
 @pytest.mark.parametrize("nth", range(4))
-def test_ctrl_c_waits_until_all_is_taken_or_all_is_back(
+def test_ctrl_c_waits_until_all_fds_are_taken_or_restored(
     nth: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     real, calls = os.dup2, iter(range(100))
@@ -444,13 +444,13 @@ def test_ctrl_c_waits_until_all_is_taken_or_all_is_back(
         with owned_stdio():
             await trio.lowlevel.checkpoint()
 
-    with standing_in(pipes(tmp_path)):
-        before = looks(0), looks(1)
+    with as_standard_fds(pipes(tmp_path)):
+        before = fd_state(0), fd_state(1)
         monkeypatch.setattr(os, "dup2", interrupted)
         with pytest.raises(KeyboardInterrupt):
             trio.run(main)
         monkeypatch.undo()
-        assert (looks(0), looks(1)) == before
+        assert (fd_state(0), fd_state(1)) == before
 
 
 # --- Real processes -------------------------------------------------------------------------------------------------
@@ -464,15 +464,15 @@ ENVIRONMENT = {
 
 
 class Host:
-    """What starts a server and speaks to it, a line at a time.  Whatever is no message on the wire fails the test."""
+    """Start a server, and exchange lines with it.  A line on the wire that is not a message fails the test."""
 
-    def __init__(self, wire: Wire, *command: str, stderr: int | None = None) -> None:
+    def __init__(self, wire: StandardFds, *command: str, stderr: int | None = None) -> None:
         self.wire = wire
         self.unread = b""
         self._ids = iter(range(1, 1000))
-        self._said = b""
-        self._news = threading.Condition()
-        told, theirs = os.pipe() if stderr is None else (-1, stderr)
+        self._stderr = b""
+        self._changed = threading.Condition()
+        read_end, theirs = os.pipe() if stderr is None else (-1, stderr)
         on_terminal = os.isatty(wire.stdin)
         self.process = subprocess.Popen(
             [sys.executable, *command],
@@ -482,30 +482,30 @@ class Host:
             env=ENVIRONMENT,
             preexec_fn=_take_terminal if on_terminal else None,
         )
-        self._listener = threading.Thread(target=self._listen, args=(told,))
+        self._listener = threading.Thread(target=self._listen, args=(read_end,))
         if stderr is None:
             os.close(theirs)
             self._listener.start()
-        if not on_terminal:  # of a terminal we look at the flags later on
+        if not on_terminal:  # the tests check the flags of a terminal at the end
             wire.stdin = wire.stdout = _closed(wire.stdin, wire.stdout)
 
-    def _listen(self, told: int) -> None:
-        with open(told, "rb", buffering=0) as file:
+    def _listen(self, read_end: int) -> None:
+        with open(read_end, "rb", buffering=0) as file:
             while data := file.read(65536):
-                with self._news:
-                    self._said += data
-                    self._news.notify_all()
+                with self._changed:
+                    self._stderr += data
+                    self._changed.notify_all()
 
-    def hears(self, text: str, times: int = 1) -> None:
-        """Wait until the server has said it on stderr."""
-        with self._news:
-            self._news.wait_for(lambda: self._said.count(f"<{text}>\n".encode()) >= times)
+    def wait_for_stderr(self, text: str, times: int = 1) -> None:
+        """Wait until the server has written this text to stderr."""
+        with self._changed:
+            self._changed.wait_for(lambda: self._stderr.count(f"<{text}>\n".encode()) >= times)
 
     @property
     def stderr(self) -> str:
-        """All that was said there, by a server that has ended."""
+        """The whole output on stderr of a server that has ended."""
         self._listener.join()
-        return self._said.decode()
+        return self._stderr.decode()
 
     def send(self, method: str, *, notify: bool = False, **params: object) -> int:
         id = next(self._ids)
@@ -516,11 +516,11 @@ class Host:
         return id
 
     def line(self) -> bytes:
-        """The next line, or nothing if the server has closed the wire."""
+        """The next line; empty if the server has closed the wire."""
         while b"\n" not in self.unread:
             try:
                 data = os.read(self.wire.read, 65536)
-            except OSError:  # a terminal that nobody has open any more
+            except OSError:  # a terminal that no process has open any more
                 data = b""
             if not data:
                 assert not self.unread, "half a line"
@@ -544,9 +544,9 @@ class Host:
         return self.ask("tools/call", name=tool, arguments=arguments)
 
     def begin(self, tool: str, **arguments: object) -> int:
-        """Call a tool, and go on as soon as it says that it waits."""
+        """Call a tool, and return when its handler waits."""
         id = self.send("tools/call", name=tool, arguments=arguments)
-        self.hears("waiting")
+        self.wait_for_stderr("waiting")
         return id
 
     def open(self) -> Host:
@@ -565,12 +565,12 @@ class Host:
         else:
             self.wire.write = _closed(self.wire.write)
 
-    def leave(self) -> None:
-        """Read no more."""
+    def stop_reading(self) -> None:
+        """Close the reading end."""
         self.wire.read = _closed(self.wire.read)
 
-    def ends(self) -> tuple[int, list[Any]]:
-        """Wait for it; the exit status, and the messages that it sent meanwhile."""
+    def wait_for_end(self) -> tuple[int, list[Any]]:
+        """Wait for the end of the process.  Return the exit status, and the messages that it sent before."""
         messages = [json.loads(line) for line in iter(self.line, b"")]
         return self.process.wait(), messages
 
@@ -583,7 +583,7 @@ class Host:
 
 
 def _take_terminal() -> None:
-    """Make fd 0 the terminal that Ctrl-C is typed at."""
+    """Make fd 0 the controlling terminal, so that Ctrl-C there reaches the process."""
     os.setsid()
     fcntl.ioctl(0, termios.TIOCSCTTY, 0)
 
@@ -605,7 +605,7 @@ def launch(no_fd_is_left: None, tmp_path: Path) -> Iterator[Launch]:
         path = str(HERE / "stdio_programs" / f"{program}.py")
         hosts.append(Host(kind(tmp_path), path, *arguments, stderr=stderr))
         if kind is terminal:
-            # Printed at once on a terminal, before anybody could help it.
+            # On a terminal, output is written at once, before the library can redirect it.
             assert hosts[-1].line() == b"printed while the program was imported"
         return hosts[-1].open()
 
@@ -627,16 +627,16 @@ def test_a_server_answers_a_line_with_a_line_and_ends_with_its_input(launch: Lau
     text = "two\nlines,\r\nor \u2028 three"
     assert host.call("echo", text=text)["result"]["content"] == [{"type": "text", "text": text}]
     host.close_input()
-    assert host.ends() == EMPTY
+    assert host.wait_for_end() == EMPTY
     assert host.stderr == "printed while the program was imported\nprinted when all was over\n"
 
 
 @req("stdio-03", "stdio-05")
-def test_nothing_but_messages_reaches_the_wire(launch: Launch) -> None:
+def test_only_messages_reach_the_wire(launch: Launch) -> None:
     host = launch()
     assert host.call("prints")["result"]["content"][0]["text"] == "said it all"
     host.close_input()
-    assert host.ends() == EMPTY
+    assert host.wait_for_end() == EMPTY
     for text in (
         "printed while the program was imported",
         "printed, überall",
@@ -651,17 +651,17 @@ def test_nothing_but_messages_reaches_the_wire(launch: Launch) -> None:
 
 
 @req("stdio-03")
-def test_prints_do_not_reach_the_wire_by_way_of_stderr_either(launch: Launch, tmp_path: Path) -> None:
+def test_prints_do_not_reach_the_wire_through_stderr(launch: Launch, tmp_path: Path) -> None:
     wire = pipes(tmp_path)
     host = launch(kind=lambda _: wire, stderr=wire.stdout)  # 2>&1
     assert host.call("prints")["result"]["content"][0]["text"] == "said it all"
     host.close_input()
-    assert host.ends() == EMPTY
+    assert host.wait_for_end() == EMPTY
 
 
 @pytest.mark.parametrize("stderr", ["gone", "full"])
 @req("stdio-03")
-def test_prints_do_not_reach_the_wire_when_nobody_reads_stderr(launch: Launch, stderr: str) -> None:
+def test_prints_do_not_reach_the_wire_if_stderr_is_not_read(launch: Launch, stderr: str) -> None:
     read, write = os.pipe()
     if stderr == "full":
         os.set_blocking(write, False)
@@ -671,7 +671,7 @@ def test_prints_do_not_reach_the_wire_when_nobody_reads_stderr(launch: Launch, s
     host = launch(stderr=write)
     assert host.call("echo", text="here")["result"]["content"][0]["text"] == "here"
     host.close_input()
-    assert host.ends() == EMPTY
+    assert host.wait_for_end() == EMPTY
     _closed(*{read, write} - {-1})
 
 
@@ -681,16 +681,16 @@ def test_a_program_that_goes_on_has_its_standard_fds_back(launch: Launch, how: s
     host = launch(program="embedded")
     host.call("echo", text="here")
     if how == "cancelled":
-        # Without the end of input, and with stdin and stdout in order afterwards.
+        # The input has not ended, and stdin and stdout work afterwards.
         host.send("tools/call", name="leave", arguments={})
-        host.hears("served")
+        host.wait_for_stderr("served")
         os.write(host.wire.write, b"still here\n")
         rest = host.line()
         assert rest == b"cancelled and stdin says 'still here\\n'"
     else:
         host.close_input()
         assert host.line() == b"ended and stdin says ''"
-    assert host.ends() == EMPTY
+    assert host.wait_for_end() == EMPTY
     assert sorted(host.stderr.split("\n")) == ["", "<served>", "left in the bufferput by C"]
 
 
@@ -700,27 +700,27 @@ def test_eight_mebibytes_pass_through_a_real_server(launch: Launch) -> None:
     assert host.call("echo", text=text)["result"]["content"][0]["text"] == text
 
 
-def test_a_client_that_reads_a_byte_at_a_time_holds_nobody_else_up(launch: Launch, tmp_path: Path) -> None:
+def test_a_slow_reader_does_not_delay_other_calls(launch: Launch, tmp_path: Path) -> None:
     wire = pipes(tmp_path)
     fcntl.fcntl(wire.read, fcntl.F_SETPIPE_SZ, 4096)
     host = launch(kind=lambda _: wire)
     big = host.send("tools/call", name="big", arguments={"size": 1 << 20})
     head = b"".join(os.read(wire.read, 1) for _ in range(100))
-    # The rest of a mebibyte is stuck behind a pipe of 4 KiB; calls are served and cancelled all the same.
+    # The rest of a mebibyte waits for a pipe of 4 KiB.  Calls are served and cancelled in the meantime.
     for number in range(1, 4):
         id = host.send("tools/call", name="wait", arguments={})
-        host.hears("waiting", number)
+        host.wait_for_stderr("waiting", number)
         host.send("notifications/cancelled", notify=True, requestId=id)
-        host.hears("cancelled", number)
+        host.wait_for_stderr("cancelled", number)
     last = host.send("ping")
     host.unread += head
     assert host.answer(big)["result"]["content"][0]["text"] == "x" * (1 << 20)
     assert host.answer(last)["result"] == {}
     host.close_input()
-    assert host.ends() == EMPTY
+    assert host.wait_for_end() == EMPTY
 
 
-# --- How a process ends ---------------------------------------------------------------------------------------------
+# --- The end of a process -------------------------------------------------------------------------------------------
 
 RUNNING = ["wait", "wait_in_thread", "print_in_thread"]
 
@@ -732,36 +732,36 @@ def test_the_end_of_input_lets_running_calls_finish_and_be_answered(launch: Laun
     id = host.begin("wait_for", path=str(tmp_path / "go"))
     host.close_input()
     (tmp_path / "go").write_text("finished")
-    status, [message] = host.ends()
+    status, [message] = host.wait_for_end()
     assert (status, message["id"], message["result"]["content"][0]["text"]) == (0, id, "finished")
 
 
 @req("stdio-11")
 @pytest.mark.parametrize("tool", RUNNING)
-def test_when_the_grace_after_the_end_of_input_is_over_so_is_everything_and_the_client_is_told(
-    launch: Launch, tool: str
-) -> None:
+def test_after_the_end_of_input_the_timeout_ends_the_running_calls(launch: Launch, tool: str) -> None:
     host = launch("0.05")
     id = host.begin(tool)
     host.close_input()
-    status, [message] = host.ends()
+    status, [message] = host.wait_for_end()
     assert (status, message["id"], message["error"]["code"]) == (0, id, -32603)
     assert ("<cancelled>" in host.stderr) == (tool == "wait")
 
 
-def test_the_end_of_input_ends_a_server_with_a_thread_that_waits_for_a_reader_of_stderr(launch: Launch) -> None:
-    told, tell = os.pipe()
-    host = launch("0.05", stderr=tell)
+def test_the_end_of_input_ends_a_server_with_a_thread_blocked_on_stderr(launch: Launch) -> None:
+    read_end, write_end = os.pipe()
+    host = launch("0.05", stderr=write_end)
     host.send("tools/call", name="print_in_thread", arguments={})
-    while select.select([tell], [tell], [], 0)[1]:  # until it is full, and the thread in the middle of a print
+    while select.select([write_end], [write_end], [], 0)[
+        1
+    ]:  # until it is full, and the thread in the middle of a print
         assert host.ask("ping")["result"] == {}
     host.close_input()
-    status, messages = host.ends()
+    status, messages = host.wait_for_end()
     assert (status, ["error" in message for message in messages]) == (0, [True])
-    _closed(told, tell)
+    _closed(read_end, write_end)
 
 
-def test_the_end_of_input_ends_a_server_whose_answer_nobody_reads(launch: Launch) -> None:
+def test_the_end_of_input_ends_a_server_with_an_unread_answer(launch: Launch) -> None:
     host = launch("0.05")
     host.send("tools/call", name="big", arguments={"size": 1 << 20})
     host.begin("wait")
@@ -770,10 +770,10 @@ def test_the_end_of_input_ends_a_server_whose_answer_nobody_reads(launch: Launch
 
 
 @pytest.mark.parametrize("kind", [pipes, two_sockets])
-def test_a_server_whose_client_has_vanished_ends_in_silence(launch: Launch, kind: Kind) -> None:
+def test_a_server_without_a_client_ends_without_a_message(launch: Launch, kind: Kind) -> None:
     host = launch(kind=kind)
     host.begin("wait")
-    host.leave()
+    host.stop_reading()
     host.send("ping")
     assert host.process.wait() == 0
     assert host.stderr == "printed while the program was imported\n<waiting>\n<cancelled>\nprinted when all was over\n"
@@ -783,7 +783,7 @@ def test_a_server_whose_client_has_vanished_ends_in_silence(launch: Launch, kind
 def test_sigterm_ends_an_idle_server_and_the_wire_is_closed_cleanly(launch: Launch) -> None:
     host = launch()
     host.signal(signal.SIGTERM)
-    assert host.ends() == (143, [])
+    assert host.wait_for_end() == (143, [])
     assert host.stderr == "printed while the program was imported\n"
 
 
@@ -793,23 +793,23 @@ def test_sigterm_lets_running_calls_finish_and_refuses_new_ones(launch: Launch, 
     host = launch("inf")
     id = host.begin("wait_for", path=str(tmp_path / "go"))
     host.signal(signal.SIGTERM)
-    # When the signal is heard is up to the system; from then on they are refused.
+    # The system decides when the signal arrives.  After that, new calls are refused.
     while "result" in (refused := host.call("echo", text="more")):
         pass
     assert "shutting down" in refused["error"]["message"]
-    host.signal(signal.SIGTERM)  # as launchers do that pass on what we got already
+    host.signal(signal.SIGTERM)  # some launchers pass on a signal that the server has already received
     (tmp_path / "go").write_text("finished")
-    status, messages = host.ends()
+    status, messages = host.wait_for_end()
     assert status == 143
     assert [(message["id"], message["result"]["content"][0]["text"]) for message in messages] == [(id, "finished")]
 
 
 @pytest.mark.parametrize("tool", RUNNING)
-def test_when_the_grace_is_over_so_is_everything_and_the_client_is_told(launch: Launch, tool: str) -> None:
+def test_after_sigterm_the_timeout_ends_the_running_calls(launch: Launch, tool: str) -> None:
     host = launch("0.05")
     id = host.begin(tool)
     host.signal(signal.SIGTERM)
-    status, [message] = host.ends()
+    status, [message] = host.wait_for_end()
     assert (status, message["id"], message["error"]["code"]) == (143, id, -32603)
     assert "Traceback" not in host.stderr
 
@@ -825,19 +825,19 @@ def test_when_the_grace_is_over_so_is_everything_and_the_client_is_told(launch: 
         ("hold", "Ctrl-C", 130),
     ],
 )
-def test_what_does_not_end_in_its_time_is_left(launch: Launch, tool: str, way: str, status: int) -> None:
-    """A handler that blocks the loop, and one in a thread that must not be abandoned; here the time is short."""
+def test_the_process_ends_without_a_handler_that_does_not_end(launch: Launch, tool: str, way: str, status: int) -> None:
+    """A handler that blocks the loop, and a handler in a thread that must not be abandoned, with a short timeout."""
     host = launch("0.05", "0.2")
     host.begin(tool)
     if way == "Ctrl-C":
         host.signal(signal.SIGINT)
-        host.hears("interrupted")
-        host.signal(signal.SIGTERM)  # changes nothing
+        host.wait_for_stderr("interrupted")
+        host.signal(signal.SIGTERM)  # has no effect
     elif way == "SIGTERM":
         host.signal(signal.SIGTERM)
     else:
         host.close_input()
-    found, _ = host.ends()
+    found, _ = host.wait_for_end()
     assert found == status
     line = f"trio_mcp: a handler or the lifespan has not ended 0.25 seconds after {way}; the process ends without it"
     assert host.stderr.splitlines()[-1] == line
@@ -849,7 +849,7 @@ def test_one_ctrl_c_ends_everything_and_leaves_no_traceback(launch: Launch, tool
     if tool is not None:
         host.begin(tool)
     host.signal(signal.SIGINT)
-    assert host.ends() == (130, [])
+    assert host.wait_for_end() == (130, [])
     said = host.stderr.replace("and on and on", "").split("\n")
     assert [line for line in said if line] == [
         "printed while the program was imported",
@@ -858,23 +858,23 @@ def test_one_ctrl_c_ends_everything_and_leaves_no_traceback(launch: Launch, tool
     ]
 
 
-def test_ctrl_c_in_the_grace_after_sigterm_ends_it(launch: Launch) -> None:
+def test_ctrl_c_during_the_timeout_after_sigterm_ends_the_server(launch: Launch) -> None:
     host = launch("inf")
     host.begin("wait")
     host.signal(signal.SIGTERM)
     while "result" in host.call("echo", text="more"):
         pass
     host.signal(signal.SIGINT)
-    assert host.ends() == (130, [])
+    assert host.wait_for_end() == (130, [])
 
 
 def test_a_second_ctrl_c_ends_a_tool_that_blocks_the_loop(launch: Launch) -> None:
     host = launch()
     host.begin("block")
     host.signal(signal.SIGINT)
-    host.hears("interrupted")
+    host.wait_for_stderr("interrupted")
     host.signal(signal.SIGINT)
-    assert host.ends() == (130, [])
+    assert host.wait_for_end() == (130, [])
     assert "Traceback" not in host.stderr
 
 
@@ -883,16 +883,16 @@ def test_a_third_ctrl_c_ends_a_thread_that_must_not_be_abandoned(launch: Launch)
     host.begin("hold")
     for number in range(1, 3):
         host.signal(signal.SIGINT)
-        host.hears("interrupted", number)
+        host.wait_for_stderr("interrupted", number)
     host.signal(signal.SIGINT)
-    assert host.ends() == (-signal.SIGINT, [])
+    assert host.wait_for_end() == (-signal.SIGINT, [])
 
 
 @pytest.mark.parametrize("tool", ["interrupts", "interrupts_in_thread"])
 def test_a_tool_that_raises_keyboard_interrupt_ends_the_server_as_ctrl_c_does(launch: Launch, tool: str) -> None:
     host = launch()
     host.send("tools/call", name=tool, arguments={})
-    assert host.ends() == (130, [])
+    assert host.wait_for_end() == (130, [])
     assert host.stderr == "printed while the program was imported\n"
 
 
@@ -902,16 +902,16 @@ def test_a_tool_that_calls_exit_has_failed_and_the_server_goes_on(launch: Launch
     assert "7" not in json.dumps(host.call(tool).get("error") or host.call(tool)["result"])
     assert host.call("echo", text="here")["result"]["content"][0]["text"] == "here"
     host.close_input()
-    assert host.ends() == EMPTY
+    assert host.wait_for_end() == EMPTY
 
 
 # --- At a terminal --------------------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("tool", [None, "wait", "wait_in_thread"])
-def test_ctrl_c_at_a_terminal_ends_it_and_the_terminal_is_as_it_was(launch: Launch, tool: str | None) -> None:
+def test_ctrl_c_at_a_terminal_ends_the_server_and_restores_the_flags(launch: Launch, tool: str | None) -> None:
     host = launch(kind=terminal)
-    # All of them share one description: it is the shell's, and our stderr's.
+    # They all share one file description: that of the shell, and of our stderr.
     assert os.get_blocking(host.wire.stdin)
     if tool is not None:
         host.begin(tool)
@@ -921,12 +921,12 @@ def test_ctrl_c_at_a_terminal_ends_it_and_the_terminal_is_as_it_was(launch: Laun
     assert "Traceback" not in host.stderr
 
 
-# --- What is not there, or not ours ---------------------------------------------------------------------------------
+# --- Fds that are closed or belong to another file ------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("fd", [0, 1])
 def test_a_closed_standard_fd_is_a_clear_error(fd: int) -> None:
-    """Whatever has its number meanwhile: Trio's own fds are next to get it."""
+    """Also if another file has its number by then: Trio's own fds are the next to get it."""
     shell = f"exec {sys.executable} {HERE / 'stdio_programs' / 'tools.py'} {fd}>&-"
     done = subprocess.run(
         ["sh", "-c", shell], env=ENVIRONMENT, stdin=subprocess.DEVNULL, capture_output=True, text=True
@@ -936,33 +936,33 @@ def test_a_closed_standard_fd_is_a_clear_error(fd: int) -> None:
 
 
 @req("stdio-03")
-def test_a_closed_stderr_takes_nothing_and_is_not_the_wire(launch: Launch, tmp_path: Path) -> None:
+def test_prints_with_a_closed_stderr_do_not_reach_the_wire(launch: Launch, tmp_path: Path) -> None:
     host = launch("closes stderr", program="closed")
     assert host.call("prints")["result"]["content"][0]["text"] == "said it all"
     host.close_input()
-    assert host.ends() == EMPTY
+    assert host.wait_for_end() == EMPTY
 
 
 @pytest.mark.parametrize("fd", [0, 1])
-async def test_an_fd_that_was_closed_since_is_a_clear_error_too(fd: int, tmp_path: Path) -> None:
-    with standing_in(pipes(tmp_path)):
+async def test_an_fd_that_was_closed_later_is_a_clear_error(fd: int, tmp_path: Path) -> None:
+    with as_standard_fds(pipes(tmp_path)):
         os.close(fd)
         with pytest.raises(UsageError, match=r"standard \w+ is closed"), owned_stdio():
             pass
 
 
-async def test_a_standard_stream_that_python_did_not_find_is_not_taken(monkeypatch: pytest.MonkeyPatch) -> None:
-    # Its number belongs to something else by now, which must not be touched.
-    before = looks(0), looks(1)
+async def test_a_standard_stream_that_python_did_not_find_is_not_used(monkeypatch: pytest.MonkeyPatch) -> None:
+    # Its number belongs to another file by now, which the library must not touch.
+    before = fd_state(0), fd_state(1)
     for name, text in (("__stdin__", "input"), ("__stdout__", "output")):
         with monkeypatch.context() as patch:
             patch.setattr(sys, name, None)
             with pytest.raises(UsageError, match=f"standard {text} is closed"), owned_stdio():
                 pass
-    assert (looks(0), looks(1)) == before
+    assert (fd_state(0), fd_state(1)) == before
 
 
-async def test_windows_is_told_that_it_is_not_supported(monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_windows_is_refused_with_a_clear_error(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(sys, "platform", "win32")
     with pytest.raises(UsageError, match="not supported on Windows"), owned_stdio():
         pass
@@ -976,11 +976,11 @@ def test_the_module_can_be_imported_on_windows() -> None:
 # --- `serve_stdio` and `run` without a server -----------------------------------------------------------------------
 
 Serve = Callable[[trio.abc.Stream, trio.Event], Awaitable[None]]
-Runs = Callable[..., None]
+RunStub = Callable[..., None]
 
 
-class StandIn:
-    """Instead of a server: somebody who serves, and an event that says that it is to drain."""
+class ServerStub:
+    """A substitute for a server: a function that serves, and an event that is set when it must drain."""
 
     def __init__(self, serve: Serve) -> None:
         self.serve = serve
@@ -995,14 +995,16 @@ class StandIn:
         yield
 
 
-async def serve_stream(server: StandIn, stream: trio.abc.Stream, *, shutdown_timeout: float, tap: Any = None) -> None:
-    """The tap hears that it is served."""
+async def serve_stream(
+    server: ServerStub, stream: trio.abc.Stream, *, shutdown_timeout: float, tap: Any = None
+) -> None:
+    """Serve with the stub, and call the tap once."""
     if tap is not None:
         tap("in", b"")
     await server.serve(stream, server.drain)
 
 
-async def test_an_hour_of_silence_can_be_left_without_the_end_of_input(
+async def test_serving_a_silent_client_can_be_cancelled(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, autojump_clock: trio.testing.MockClock
 ) -> None:
     async def listen(stream: trio.abc.Stream, drain: trio.Event) -> None:
@@ -1010,77 +1012,75 @@ async def test_an_hour_of_silence_can_be_left_without_the_end_of_input(
 
     monkeypatch.setattr(process, "serve_stream", serve_stream)
     tapped: list[tuple[str, bytes]] = []
-    with standing_in(pipes(tmp_path)):
-        before, start = (looks(0), looks(1)), trio.current_time()
+    with as_standard_fds(pipes(tmp_path)):
+        before, start = (fd_state(0), fd_state(1)), trio.current_time()
         handlers = signal.getsignal(signal.SIGINT), signal.getsignal(signal.SIGTERM)
         with trio.move_on_after(3600) as scope:
-            server: Any = StandIn(listen)
+            server: Any = ServerStub(listen)
             await process.serve_stdio(server, tap=lambda *seen: tapped.append(seen))
         assert scope.cancelled_caught
         assert trio.current_time() == start + 3600
-        assert (looks(0), looks(1)) == before
+        assert (fd_state(0), fd_state(1)) == before
         assert (signal.getsignal(signal.SIGINT), signal.getsignal(signal.SIGTERM)) == handlers
     assert tapped == [("in", b"")]
 
 
 @pytest.fixture
-def runs(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Iterator[Runs]:
+def run_stub(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Iterator[RunStub]:
     monkeypatch.setattr(process, "serve_stream", serve_stream)
     monkeypatch.setattr(process, "_replaced", [])
-    monkeypatch.setattr(process.ProcessLife, "leave", lambda *_: None)  # the process is ours, and may be slow
+    monkeypatch.setattr(process.ProcessLife, "leave", lambda *_: None)  # this process must not end
     for name in ("stdout", "stderr", "__stdout__", "__stderr__"):
-        monkeypatch.setattr(sys, name, getattr(sys, name))  # put back afterwards
+        monkeypatch.setattr(sys, name, getattr(sys, name))  # restored afterwards
     before = signal.getsignal(signal.SIGINT), signal.getsignal(signal.SIGTERM)
-    with standing_in(pipes(tmp_path)):
-        yield lambda serve, **options: process.run_stdio(cast(Any, StandIn(serve)), **options)
+    with as_standard_fds(pipes(tmp_path)):
+        yield lambda serve, **options: process.run_stdio(cast(Any, ServerStub(serve)), **options)
     assert (signal.getsignal(signal.SIGINT), signal.getsignal(signal.SIGTERM)) == before
 
 
 @pytest.mark.parametrize("kind", [terminal, pipes])
-def test_who_starts_a_server_by_hand_is_told_what_it_waits_for(runs: Runs, kind: Kind, tmp_path: Path) -> None:
+def test_a_server_at_a_terminal_says_that_it_waits_for_a_client(run_stub: RunStub, kind: Kind, tmp_path: Path) -> None:
     async def serve(stream: trio.abc.Stream, drain: trio.Event) -> None:
         pass
 
-    told, tell = os.pipe()
-    with standing_in(kind(tmp_path), stderr=tell):
-        runs(serve)
-    os.close(tell)
-    with open(told) as stderr:
+    read_end, write_end = os.pipe()
+    with as_standard_fds(kind(tmp_path), stderr=write_end):
+        run_stub(serve)
+    os.close(write_end)
+    with open(read_end) as stderr:
         said = stderr.read()
     assert said.startswith("stand-in is waiting for an MCP client on stdin.") is (kind is terminal)
     assert said.count("\n") == (kind is terminal)
 
 
-def test_the_wire_is_closed_but_not_given_back_when_a_run_ends(runs: Runs) -> None:
+def test_a_run_closes_the_wire_and_does_not_restore_the_fds(run_stub: RunStub) -> None:
     async def serve(stream: trio.abc.Stream, drain: trio.Event) -> None:
         await stream.send_all(b"bye\n")
 
-    runs(serve)
-    assert looks(1) == looks(2)
+    run_stub(serve)
+    assert fd_state(1) == fd_state(2)
     assert os.path.samestat(os.fstat(0), os.stat(os.devnull))
 
 
-def test_after_a_run_nothing_is_left_in_a_buffer_for_the_end_of_the_interpreter(
-    runs: Runs, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """It would abort if a thread that was left behind had the lock of the buffer."""
+def test_a_run_flushes_stdout_before_the_interpreter_ends(run_stub: RunStub, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The interpreter would abort if an abandoned thread had the lock of the buffer."""
 
     async def serve(stream: trio.abc.Stream, drain: trio.Event) -> None:
         sys.stdout.write("left")
 
-    told, tell = os.pipe()
-    os.dup2(tell, 2)
+    read_end, write_end = os.pipe()
+    os.dup2(write_end, 2)
     with printing_to_1(monkeypatch):
-        runs(serve)
-        assert os.read(told, 100) == b"left"
+        run_stub(serve)
+        assert os.read(read_end, 100) == b"left"
         sys.stdout.write("at once")
-        assert os.read(told, 100) == b"at once"
+        assert os.read(read_end, 100) == b"at once"
         assert sys.stdout is sys.__stdout__
-    _closed(told, tell)
+    _closed(read_end, write_end)
 
 
-def test_where_stderr_is_a_file_it_is_written_last_by_whoever_has_it_last(
-    runs: Runs, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+def test_with_stderr_in_a_file_the_buffer_is_written_at_the_end(
+    run_stub: RunStub, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
     async def serve(stream: trio.abc.Stream, drain: trio.Event) -> None:
         sys.stdout.write("left")
@@ -1088,15 +1088,15 @@ def test_where_stderr_is_a_file_it_is_written_last_by_whoever_has_it_last(
     with open(tmp_path / "said", "wb") as said:
         os.dup2(said.fileno(), 2)
         with printing_to_1(monkeypatch):
-            runs(serve)
+            run_stub(serve)
             sys.stdout.write("at once,")
             assert (tmp_path / "said").read_bytes() == b"at once,"
         assert (tmp_path / "said").read_bytes() == b"at once,left"
 
 
 @pytest.mark.parametrize("state", ["closed", "detached", "none"])
-def test_a_stdout_that_the_program_has_done_away_with_is_no_obstacle(
-    runs: Runs, state: str, monkeypatch: pytest.MonkeyPatch
+def test_a_run_works_without_a_usable_sys_stdout(
+    run_stub: RunStub, state: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     served: list[bool] = []
 
@@ -1111,12 +1111,12 @@ def test_a_stdout_that_the_program_has_done_away_with_is_no_obstacle(
             file.close()
         elif state == "detached":
             file.detach()
-        runs(serve)
+        run_stub(serve)
     assert served == [True]
 
 
 @pytest.mark.parametrize(("number", "status"), [(signal.SIGINT, 130), (signal.SIGTERM, 143)])
-def test_a_signal_ends_a_run_with_its_status(runs: Runs, number: int, status: int) -> None:
+def test_a_signal_ends_a_run_with_its_status(run_stub: RunStub, number: int, status: int) -> None:
     drained: list[bool] = []
 
     async def serve(stream: trio.abc.Stream, drain: trio.Event) -> None:
@@ -1127,12 +1127,12 @@ def test_a_signal_ends_a_run_with_its_status(runs: Runs, number: int, status: in
             drained.append(drain.is_set())
 
     with pytest.raises(SystemExit) as ended:
-        runs(serve, shutdown_timeout=0)
+        run_stub(serve, shutdown_timeout=0)
     assert ended.value.code == status
     assert drained == [number == signal.SIGTERM]
 
 
-def test_a_second_ctrl_c_is_a_keyboard_interrupt_where_it_meets_a_handler(runs: Runs) -> None:
+def test_a_second_ctrl_c_raises_keyboard_interrupt_in_the_handler(run_stub: RunStub) -> None:
     async def serve(stream: trio.abc.Stream, drain: trio.Event) -> None:
         signal.raise_signal(signal.SIGINT)
         with pytest.raises(KeyboardInterrupt):
@@ -1140,12 +1140,12 @@ def test_a_second_ctrl_c_is_a_keyboard_interrupt_where_it_meets_a_handler(runs: 
         raise KeyboardInterrupt
 
     with pytest.raises(SystemExit) as ended:
-        runs(serve)
+        run_stub(serve)
     assert ended.value.code == 130
 
 
-def test_ctrl_c_again_while_a_run_ends_waits_until_all_is_put_back(
-    runs: Runs, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+def test_ctrl_c_during_the_end_of_a_run_waits_until_all_is_restored(
+    run_stub: RunStub, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     real = os.set_blocking
 
@@ -1157,29 +1157,29 @@ def test_ctrl_c_again_while_a_run_ends_waits_until_all_is_put_back(
     async def serve(stream: trio.abc.Stream, drain: trio.Event) -> None:
         signal.raise_signal(signal.SIGINT)
 
-    with standing_in(two_sockets(tmp_path)) as wire:
+    with as_standard_fds(two_sockets(tmp_path)) as wire:
         monkeypatch.setattr(os, "set_blocking", interrupted)
-        monkeypatch.setattr(signal, "SIG_DFL", signal.SIG_IGN)  # what the third one would meet
+        monkeypatch.setattr(signal, "SIG_DFL", signal.SIG_IGN)  # the handler that the third signal would find
         with pytest.raises(SystemExit) as ended:
-            runs(serve)
+            run_stub(serve)
         assert ended.value.code == 130
         assert os.get_blocking(wire.stdin)
         assert os.get_blocking(wire.stdout)
 
 
 @pytest.mark.parametrize("first", [signal.SIGINT, signal.SIGTERM])
-def test_sigterm_is_heard_once_and_ctrl_c_goes_before(runs: Runs, first: int) -> None:
+def test_a_second_sigterm_is_ignored_and_ctrl_c_has_priority(run_stub: RunStub, first: int) -> None:
     async def serve(stream: trio.abc.Stream, drain: trio.Event) -> None:
         for number in (first, signal.SIGTERM, signal.SIGTERM):
             signal.raise_signal(number)
         await trio.sleep_forever()
 
     with pytest.raises(SystemExit) as ended:
-        runs(serve, shutdown_timeout=0)
+        run_stub(serve, shutdown_timeout=0)
     assert ended.value.code == {signal.SIGINT: 130, signal.SIGTERM: 143}[first]
 
 
-def test_signals_that_the_program_has_claimed_are_left_to_it(runs: Runs) -> None:
+def test_signal_handlers_of_the_program_are_kept(run_stub: RunStub) -> None:
     heard: list[int] = []
 
     async def serve(stream: trio.abc.Stream, drain: trio.Event) -> None:
@@ -1191,7 +1191,7 @@ def test_signals_that_the_program_has_claimed_are_left_to_it(runs: Runs) -> None
     theirs = {signal.SIGINT: signal.SIG_IGN, signal.SIGTERM: lambda number, frame: heard.append(number)}
     before = {number: signal.signal(number, handler) for number, handler in theirs.items()}
     try:
-        runs(serve)
+        run_stub(serve)
         assert {number: signal.getsignal(number) for number in theirs} == theirs
     finally:
         for number, handler in before.items():
@@ -1199,35 +1199,35 @@ def test_signals_that_the_program_has_claimed_are_left_to_it(runs: Runs) -> None
     assert heard == [signal.SIGTERM]
 
 
-def test_outside_the_main_thread_signals_are_left_alone(runs: Runs) -> None:
+def test_outside_the_main_thread_signals_are_left_alone(run_stub: RunStub) -> None:
     seen: list[object] = []
 
     async def serve(stream: trio.abc.Stream, drain: trio.Event) -> None:
         seen.append((signal.getsignal(signal.SIGINT), signal.getsignal(signal.SIGTERM)))
 
-    thread = threading.Thread(target=runs, args=(serve,))
+    thread = threading.Thread(target=run_stub, args=(serve,))
     thread.start()
     thread.join()
     assert seen == [(signal.getsignal(signal.SIGINT), signal.getsignal(signal.SIGTERM))]
 
 
 @pytest.mark.parametrize("alone", [True, False])
-def test_a_keyboard_interrupt_ends_a_run_as_ctrl_c_does(runs: Runs, alone: bool) -> None:
+def test_a_keyboard_interrupt_ends_a_run_as_ctrl_c_does(run_stub: RunStub, alone: bool) -> None:
     async def serve(stream: trio.abc.Stream, drain: trio.Event) -> None:
         if alone:
             raise KeyboardInterrupt
         raise BaseExceptionGroup("", [BaseExceptionGroup("", [KeyboardInterrupt()]), OSError()])
 
     with pytest.raises(SystemExit) as ended:
-        runs(serve)
+        run_stub(serve)
     assert ended.value.code == 130
 
 
 @pytest.mark.parametrize("error", [ZeroDivisionError(), ExceptionGroup("", [ZeroDivisionError()])])
-def test_what_fails_otherwise_is_raised(runs: Runs, error: Exception) -> None:
+def test_other_exceptions_are_raised_unchanged(run_stub: RunStub, error: Exception) -> None:
     async def serve(stream: trio.abc.Stream, drain: trio.Event) -> None:
         raise error
 
     with pytest.raises(type(error)) as raised:
-        runs(serve)
+        run_stub(serve)
     assert raised.value is error

@@ -1,4 +1,4 @@
-"""Bytes in, bytes out: how one connection reads, writes and ends, whatever its stream does."""
+"""One connection on a byte stream: how it reads, writes and ends, also if the stream fails."""
 
 from __future__ import annotations
 
@@ -42,7 +42,7 @@ ERAS = pytest.mark.parametrize("revision", ["2025-11-25", LATEST])
 
 
 class Bench:
-    """A server with what the tests need, and the gates at which its handlers wait."""
+    """The server of these tests, and the gates at which its handlers wait."""
 
     def __init__(self, **options: Any) -> None:
         self.server = server = Server("bench", change_debounce=0, **options)
@@ -100,7 +100,7 @@ def texts(found: list[dict[str, Any]]) -> list[str]:
     return [each["result"]["content"][0]["text"] for each in found]
 
 
-async def gone(wire: RawClient) -> None:
+async def wait_for_end(wire: RawClient) -> None:
     await wait_or_fail(wire.ended.wait, "the end of the server's side")
 
 
@@ -108,7 +108,7 @@ async def gone(wire: RawClient) -> None:
 
 
 def transcript(revision: str) -> bytes:
-    """What a client may send all at once, with every way to end a line and with what is no message in between."""
+    """Input of a client in one piece: each kind of line end, and invalid lines between the messages."""
     wire = RawClient(unlimited_pipe()[0], revision)
     opening = {"protocolVersion": revision, "capabilities": {}, "clientInfo": {"name": "c", "version": "1"}}
     lines: list[Any] = [] if wire.modern else [wire.request("initialize", opening), _note("initialized")]
@@ -123,7 +123,7 @@ def _note(name: str) -> dict[str, Any]:
 
 
 def lines_from(revision: str, pieces: list[bytes]) -> list[bytes]:
-    """What a server answers to these pieces, each read by itself; sorted, as calls may end in any order."""
+    """The answers of a server that reads these pieces one by one, sorted, because calls may end in any order."""
 
     async def main() -> bytes:
         ours, theirs = unlimited_pipe()
@@ -171,7 +171,7 @@ JUNK: list[tuple[bytes, int]] = [
 
 @pytest.mark.parametrize(("junk", "code"), JUNK, ids=[str(line[:20]) for line, _ in JUNK])
 @every_revision
-async def test_what_is_no_message_is_answered_once_and_costs_nothing_else(
+async def test_an_invalid_line_gets_one_error_and_the_connection_goes_on(
     revision: str, junk: bytes, code: int, autojump_clock: MockClock
 ) -> None:
     bench = Bench(limits=Limits(message_bytes=2000))
@@ -180,14 +180,12 @@ async def test_what_is_no_message_is_answered_once_and_costs_nothing_else(
             wire.post_bytes(junk + b"\n")
             assert (await wire.call("tools/list"))["tools"]
             assert [error["error"]["code"] for error in wire.unaddressed] == [code] * count
-        # As JSON-RPC has it, unless the revision was agreed and says otherwise.
+        # JSON-RPC requires `id: null`.  2025-11-25 forbids it, after the handshake has agreed on this revision.
         assert [("id" in error) for error in wire.unaddressed] == [revision != "2025-11-25"] * 2
 
 
 @every_revision
-async def test_a_line_that_is_too_long_is_answered_before_it_ends_and_the_next_one_counts(
-    revision: str, autojump_clock: MockClock
-) -> None:
+async def test_a_line_that_is_too_long_is_answered_before_its_end(revision: str, autojump_clock: MockClock) -> None:
     bench = Bench(limits=Limits(message_bytes=1000))
     async with connected(bench.server, revision) as wire:
         wire.post_bytes(b'{"' + b"x" * 1000)
@@ -202,9 +200,7 @@ async def test_a_line_that_is_too_long_is_answered_before_it_ends_and_the_next_o
 
 
 @every_revision
-async def test_a_last_line_without_its_end_is_nothing_where_nobody_can_read_its_answer(
-    revision: str, autojump_clock: MockClock
-) -> None:
+async def test_an_incomplete_last_line_is_ignored_without_half_close(revision: str, autojump_clock: MockClock) -> None:
     bench = Bench()
 
     def streams() -> Any:
@@ -219,7 +215,7 @@ async def test_a_last_line_without_its_end_is_nothing_where_nobody_can_read_its_
 
 @req("stdio-19", "batch-03")
 @pytest.mark.parametrize("revision", [name for name in REVISION_NAMES if name != BATCHES])
-async def test_an_array_is_no_line(revision: str, autojump_clock: MockClock) -> None:
+async def test_an_array_is_refused_in_revisions_without_batches(revision: str, autojump_clock: MockClock) -> None:
     bench = Bench()
     async with connected(bench.server, revision) as wire:
         wire.post_bytes(json.dumps([wire.request("tools/call", call("gate", name="a"))] * 2).encode() + b"\n")
@@ -230,24 +226,24 @@ async def test_an_array_is_no_line(revision: str, autojump_clock: MockClock) -> 
 
 
 @req("stdio-20", "batch-01", "batch-04")
-async def test_a_batch_is_answered_by_one_line_when_all_of_it_is_done(autojump_clock: MockClock) -> None:
+async def test_a_batch_is_answered_by_one_line_when_all_requests_are_done(autojump_clock: MockClock) -> None:
     bench = Bench()
     async with connected(bench.server, BATCHES) as wire:
         gated = wire.request("tools/call", call("gate", name="a"))
         listed, bad = wire.request("tools/list"), wire.request("tools/call", call("nothing"))
         await wire.send([gated, _note("initialized"), listed, {"jsonrpc": "2.0", "method": "notifications/x"}, bad])
         before = len(wire.lines)
-        await wire.send([_note("initialized"), _note("cancelled")])  # owed nothing
+        await wire.send([_note("initialized"), _note("cancelled")])  # a batch without requests has no answer
         await wait_all_tasks_blocked()
         assert (bench.began, len(wire.lines)) == (["a"], before)
-        assert await wire.call("ping") == {}  # what is outside of the batch does not wait for it
+        assert await wire.call("ping") == {}  # other requests do not wait for the batch
         bench.open("a").set()
         assert texts([await wire.response(gated["id"])]) == ["a"]
         answers = json.loads(wire.lines[-1])
         assert {each["id"] for each in answers} == {gated["id"], listed["id"], bad["id"]}
 
 
-async def test_a_batch_does_not_wait_for_what_its_client_has_cancelled(autojump_clock: MockClock) -> None:
+async def test_a_batch_does_not_wait_for_cancelled_requests(autojump_clock: MockClock) -> None:
     bench = Bench()
     async with connected(bench.server, BATCHES) as wire:
         gated, listed = wire.request("tools/call", call("gate", name="a")), wire.request("tools/list")
@@ -265,7 +261,7 @@ async def test_a_batch_does_not_wait_for_what_its_client_has_cancelled(autojump_
 
 
 @every_revision
-async def test_an_answer_is_written_at_once_by_the_task_that_has_it(revision: str, autojump_clock: MockClock) -> None:
+async def test_an_answer_is_written_at_once_by_the_task_of_its_call(revision: str, autojump_clock: MockClock) -> None:
     bench = Bench()
     streams, made = recorded_pairs()
     async with connected(bench.server, revision, streams=streams) as wire:
@@ -275,9 +271,7 @@ async def test_an_answer_is_written_at_once_by_the_task_that_has_it(revision: st
 
 
 @every_revision
-async def test_what_is_said_together_leaves_in_one_write_and_so_does_what_piles_up_behind_it(
-    revision: str, autojump_clock: MockClock
-) -> None:
+async def test_answers_that_are_ready_together_are_sent_in_one_write(revision: str, autojump_clock: MockClock) -> None:
     bench = Bench()
     streams, made = recorded_pairs(one_byte_pipe)
     async with connected(bench.server, revision, streams=streams) as wire:
@@ -296,7 +290,7 @@ async def test_what_is_said_together_leaves_in_one_write_and_so_does_what_piles_
 
 @req("stdio-02")
 @every_revision
-async def test_a_message_is_one_line_whatever_it_says(revision: str, autojump_clock: MockClock) -> None:
+async def test_each_message_is_one_line_with_any_characters_in_it(revision: str, autojump_clock: MockClock) -> None:
     text = "one\ntwo\r\nthree\u2028four\u2029five\x85six\x0b\x0c\x1c\x1d\x1eseven\t\x00\x7f"
     bench = Bench()
     streams, made = recorded_pairs()
@@ -326,7 +320,7 @@ async def test_a_modern_server_writes_no_requests(revision: str, autojump_clock:
 
 
 def pieces(end: RecordedStream) -> list[list[str]]:
-    """What each write was about: methods, and "answer"."""
+    """The messages of each write: their methods, or "answer"."""
     return [
         [message.get("method", "answer") for message in map(json.loads, write.data.splitlines())]
         for write in end.writes
@@ -340,14 +334,14 @@ async def test_progress_and_logs_are_written_before_the_answer_and_apart_from_it
     bench = Bench()
     streams, made = recorded_pairs()
     async with connected(bench.server, revision, streams=streams, log_level="info") as wire:
-        for log, method in [(False, PROGRESS), (True, MESSAGE)] * 10:  # in whatever order tasks are run
+        for log, method in [(False, PROGRESS), (True, MESSAGE)] * 10:  # in many orders of the tasks
             before = len(made[0].writes)
             await wire.call("tools/call", call("report", times=1, log=log), progress="p")
             assert pieces(made[0])[before:] == [[method], ["answer"]]
 
 
 @every_revision
-async def test_that_holds_on_a_busy_wire_too(revision: str, autojump_clock: MockClock) -> None:
+async def test_progress_is_apart_from_its_answer_on_a_busy_wire_too(revision: str, autojump_clock: MockClock) -> None:
     bench = Bench()
     streams, made = recorded_pairs(one_byte_pipe)
     async with connected(bench.server, revision, streams=streams) as wire:
@@ -366,15 +360,15 @@ async def test_that_holds_on_a_busy_wire_too(revision: str, autojump_clock: Mock
         assert not told & {token for token, id in zip("pqrst", ids, strict=True) if id in done}
         apart |= told
     assert apart == set("pqrst")
-    assert len(written) < 8  # and yet they were not written one by one
+    assert len(written) < 8  # the messages were not written one by one
 
 
 @modern
-async def test_a_question_is_apart_from_progress_too(revision: str, autojump_clock: MockClock) -> None:
+async def test_a_question_is_written_apart_from_progress(revision: str, autojump_clock: MockClock) -> None:
     bench = Bench()
     streams, made = recorded_pairs()
     async with connected(bench.server, revision, streams=streams) as wire:
-        for _ in range(20):  # in whatever order tasks are run
+        for _ in range(20):  # in many orders of the tasks
             await wire.call("tools/call", call("ask"), progress="p", rounds=False)
         assert pieces(made[0]) == [[PROGRESS], ["answer"]] * 20
 
@@ -402,8 +396,8 @@ async def pump(wire: RawClient, messages: Any) -> None:
 
 
 @every_revision
-async def test_who_does_not_read_is_heard_all_the_same(revision: str, autojump_clock: MockClock) -> None:
-    """Cancellations are acted on while megabytes wait for the client."""
+async def test_messages_of_a_client_that_does_not_read_are_handled(revision: str, autojump_clock: MockClock) -> None:
+    """A cancellation takes effect while a large answer waits for the client."""
     bench = Bench()
     async with connected(bench.server, revision, streams=one_byte_pipe) as wire:
         with wire.not_reading():
@@ -422,7 +416,7 @@ async def test_who_does_not_read_is_heard_all_the_same(revision: str, autojump_c
 
 
 class Slow(PipeEnd):
-    """An end at which reading takes its time."""
+    """An end that pauses before each read."""
 
     pause = 0.0
 
@@ -467,7 +461,7 @@ async def test_handlers_that_report_wait_for_a_client_that_does_not_read(
             assert bench.server.statistics().running == 4
             await wire.cancel(ids[0])
             await wait_all_tasks_blocked()
-            # Its place is free, and what was queued for it is not sent any more.
+            # Its place is free, and its queued messages are dropped.
             assert bench.server.statistics().running == 3
             another = await wire.start("tools/call", call("report", times=1, log=True))
             await wait_all_tasks_blocked()
@@ -478,16 +472,14 @@ async def test_handlers_that_report_wait_for_a_client_that_does_not_read(
 
 
 def queued(server: Server) -> int:
-    """How many messages wait for the wires of a server."""
+    """The number of messages in the queues of all connections of a server."""
     [run] = server._runs
     return sum(connection._duplex._queued() for connection in run.connections)  # type: ignore[attr-defined]
 
 
 @every_revision
-async def test_reading_stops_at_the_bound_and_goes_on_when_there_is_room(
-    revision: str, autojump_clock: MockClock
-) -> None:
-    """In whatever pieces it comes."""
+async def test_reading_stops_when_the_queue_is_full_and_goes_on_later(revision: str, autojump_clock: MockClock) -> None:
+    """Independent of the sizes of the reads."""
     bench = Bench(limits=Limits(outgoing=5, calls=5))
     streams, made = recorded_pairs(lambda: pipe_pair(1000))
     async with connected(bench.server, revision, streams=streams) as wire:
@@ -497,7 +489,7 @@ async def test_reading_stops_at_the_bound_and_goes_on_when_there_is_room(
                 wire.post(request)
                 wire.post_bytes(b"junk\n")
             await wait_all_tasks_blocked()
-            # What it answers by itself stops there; the five that were begun by then may still end.
+            # The server stops its own answers at the limit.  The five calls that have begun may still end.
             assert 5 + 5 < queued(bench.server) <= 5 + 5 + 1 + 5
             read = made[0].read
             assert read < 30 * len(json.dumps(requests[-1])) + 1000
@@ -510,8 +502,8 @@ async def test_reading_stops_at_the_bound_and_goes_on_when_there_is_room(
 
 
 @pytest.mark.full
-async def test_a_flood_from_a_client_that_does_not_read_fills_no_memory(autojump_clock: MockClock) -> None:
-    """What it has sent and is not read waits in its own pipe."""
+async def test_a_flood_from_a_client_that_does_not_read_needs_no_more_memory(autojump_clock: MockClock) -> None:
+    """The bytes that the server does not read stay in the client's pipe."""
     bench = Bench(limits=Limits(outgoing=50, calls=50, requests=200))
     ours, theirs = pipe_pair(60_000)
     pings = [b'{"jsonrpc":"2.0","id":%d,"method":"ping"}\n' % number for number in range(300)]
@@ -531,10 +523,10 @@ async def test_a_flood_from_a_client_that_does_not_read_fills_no_memory(autojump
         ours.close()
 
 
-async def test_others_have_their_turn_while_a_flood_of_messages_is_heard(
+async def test_other_tasks_run_during_a_flood_of_messages(
     autojump_clock: MockClock, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Three bytes each, and each is owed an answer; all of them come in one read."""
+    """Each message has three bytes and needs an answer, and all messages arrive in one read."""
     ours, theirs = pipe_pair(10**7)
     turn = 0
     heard: Counter[int] = Counter()
@@ -560,7 +552,7 @@ async def test_others_have_their_turn_while_a_flood_of_messages_is_heard(
             answered += bytes(await ours.receive_some()).count(b"\n")
         nursery.cancel_scope.cancel()
     assert heard.total() == 5000
-    assert max(heard.values()) <= 2 * 1000  # within one pass of the loop nobody is first
+    assert max(heard.values()) <= 2 * 1000  # the order of two tasks within one pass of the loop is random
 
 
 # Streams that fail.
@@ -568,24 +560,24 @@ async def test_others_have_their_turn_while_a_flood_of_messages_is_heard(
 
 @pytest.mark.parametrize("error", [trio.BrokenResourceError, trio.ClosedResourceError])
 @every_revision
-async def test_a_write_that_fails_ends_this_connection_and_no_other(
+async def test_a_write_that_fails_ends_only_its_connection(
     revision: str, error: type[Exception], autojump_clock: MockClock
 ) -> None:
-    """Whichever write it is, and whoever writes: a handler, or the task for what is told and refused."""
+    """Each write may fail: that of a handler's task, and that of the writer task, for notifications and refusals."""
     bench = Bench()
     async with bench.server.running(), connected(bench.server, revision) as other:
         for number in range(1, 8):
             streams, made = recorded_pairs()
             async with connected(bench.server, revision, streams=streams, log_level="info", opened=False) as wire:
                 made[0].fails = lambda count, number=number: error() if count == number else None
-                with suppress(ProtocolViolation):  # the server has gone
+                with suppress(ProtocolViolation):  # the server has ended
                     await wire.open()
                     await wire.start("tools/call", call("gate", name="for ever"))
                     for _ in range(3):
                         await wire.call("tools/call", call("report", times=1), progress="p")
                         await wire.call("tools/list")
                 await wait_all_tasks_blocked()
-                assert len(made[0].writes) == number  # and it was the last
+                assert len(made[0].writes) == number  # no write follows
                 assert (made[0].closed_at is not None, wire.ended.is_set()) == (True, True)
                 assert bench.server.statistics().running == 0
             assert await other.call("tools/list")
@@ -596,7 +588,7 @@ async def test_a_write_that_fails_ends_this_connection_and_no_other(
 @pytest.mark.parametrize("way", ["in", "out"])
 @pytest.mark.parametrize("shared", [False, True], ids=["a run of its own", "a run that goes on"])
 @every_revision
-async def test_what_a_tap_raises_ends_its_connection_as_itself(
+async def test_an_exception_of_a_tap_ends_its_connection_unchanged(
     revision: str, shared: bool, way: str, autojump_clock: MockClock
 ) -> None:
     mine = KeyError("mine")
@@ -610,7 +602,7 @@ async def test_what_a_tap_raises_ends_its_connection_as_itself(
         if called and direction == way:
             raise mine
 
-    async with both(bench.server, revision, shared) as other:
+    async with another_client(bench.server, revision, shared) as other:
         streams, made = recorded_pairs()
         with pytest.raises(KeyError) as caught:
             await last_call(connected(bench.server, revision, streams=streams, tap=tap))
@@ -624,16 +616,16 @@ async def test_what_a_tap_raises_ends_its_connection_as_itself(
 async def last_call(
     connecting: AbstractAsyncContextManager[RawClient], first: Callable[[], None] = lambda: None
 ) -> None:
-    """A call that the server does not outlive."""
+    """A call at which the connection ends."""
     async with connecting as wire:
         first()
         await wire.start("tools/call", call("echo", text="x"))
-        await gone(wire)
+        await wait_for_end(wire)
 
 
 @asynccontextmanager
-async def both(server: Server, revision: str, shared: bool) -> AsyncIterator[RawClient | None]:
-    """Another client, if there is a run that it can share."""
+async def another_client(server: Server, revision: str, shared: bool) -> AsyncIterator[RawClient | None]:
+    """Another client on the same run, if the run is shared."""
     if shared:
         async with server.running(), connected(server, revision) as other:
             yield other
@@ -642,12 +634,10 @@ async def both(server: Server, revision: str, shared: bool) -> AsyncIterator[Raw
 
 
 @pytest.mark.parametrize("shared", [False, True], ids=["a run of its own", "a run that goes on"])
-async def test_what_a_stream_of_another_kind_raises_ends_its_connection_as_itself(
-    shared: bool, autojump_clock: MockClock
-) -> None:
+async def test_an_unexpected_exception_of_a_stream_is_raised_unchanged(shared: bool, autojump_clock: MockClock) -> None:
     bench = Bench()
     mine = OSError("the cable")
-    async with both(bench.server, LATEST, shared) as other:
+    async with another_client(bench.server, LATEST, shared) as other:
         streams, made = recorded_pairs()
         with pytest.raises(OSError) as caught:
             await last_call(connected(bench.server, LATEST, streams=streams), lambda: made[0].fail_with(mine))
@@ -659,7 +649,9 @@ async def test_what_a_stream_of_another_kind_raises_ends_its_connection_as_itsel
 
 @pytest.mark.parametrize("error", [trio.BrokenResourceError, trio.ClosedResourceError])
 @every_revision
-async def test_a_read_that_fails_is_the_end(revision: str, error: type[Exception], autojump_clock: MockClock) -> None:
+async def test_a_read_that_fails_ends_the_connection(
+    revision: str, error: type[Exception], autojump_clock: MockClock
+) -> None:
     class Failing(RecordedStream):
         async def receive_some(self, max_bytes: int | None = None) -> bytes | bytearray:
             data = await super().receive_some(max_bytes)
@@ -679,8 +671,8 @@ async def test_a_read_that_fails_is_the_end(revision: str, error: type[Exception
 
 
 @every_revision
-async def test_after_the_end_of_what_is_read_only_answers_are_written(revision: str, autojump_clock: MockClock) -> None:
-    """And no changes: who sends nothing more reads nothing anew either, and some clients stumble over it."""
+async def test_after_the_end_of_input_only_answers_are_written(revision: str, autojump_clock: MockClock) -> None:
+    """Changes are not written: a client that has closed its side expects no new messages, and some clients fail."""
     bench = Bench()
     streams, made = recorded_pairs()
     async with connected(bench.server, revision, streams=streams, log_level="info") as wire:
@@ -697,7 +689,7 @@ async def test_after_the_end_of_what_is_read_only_answers_are_written(revision: 
         for name in "abc":
             bench.open(name).set()
         assert texts([await wire.response(id) for id in ids]) == ["a", "b", "c"]
-        await gone(wire)
+        await wait_for_end(wire)
     assert [end.get("method", "result") for end in ends] == (
         ["result", "notifications/cancelled"] if wire.modern else []
     )
@@ -706,7 +698,7 @@ async def test_after_the_end_of_what_is_read_only_answers_are_written(revision: 
 
 
 @every_revision
-async def test_at_the_end_the_line_at_hand_is_finished_and_what_was_not_begun_is_dropped(
+async def test_at_the_end_the_current_line_is_finished_and_the_rest_dropped(
     revision: str, autojump_clock: MockClock
 ) -> None:
     bench = Bench()
@@ -724,15 +716,17 @@ async def test_at_the_end_the_line_at_hand_is_finished_and_what_was_not_begun_is
             await wait_all_tasks_blocked()
             scope.cancel()
             await wait_all_tasks_blocked()
-        await gone(wire)
+        await wait_for_end(wire)
         assert (wire.answered(first), wire.answered(second)) == (True, False)
         assert lines_in(made[0].writes[-1].data) == 1
 
 
 @pytest.mark.parametrize("how", ["the client", "a cancellation", "the run"])
 @every_revision
-async def test_a_client_that_does_not_read_holds_nobody_up(revision: str, how: str, autojump_clock: MockClock) -> None:
-    """The stream is closed in time, although there is a line that cannot be finished."""
+async def test_a_client_that_does_not_read_does_not_delay_the_end(
+    revision: str, how: str, autojump_clock: MockClock
+) -> None:
+    """The stream is closed in time, although the current line cannot be finished."""
     bench = Bench()
     ours, theirs = one_byte_pipe()
     end, scope, over = RecordedStream(theirs), trio.CancelScope(), trio.Event()
@@ -748,7 +742,7 @@ async def test_a_client_that_does_not_read_holds_nobody_up(revision: str, how: s
             start = trio.current_time()
             {"the client": wire._outbox.close, "a cancellation": scope.cancel, "the run": over.set}[how]()
             await trio.sleep(10 * CLOSING)
-        # Who has closed its side may still read: then it has the time that a call would have.
+        # A client that has closed its side may still read, so it has the time that a running call would have.
         shutdown_timeout = 5 + CLOSING if how == "the client" else 0
         assert end.closed_at == start + shutdown_timeout + CLOSING
         assert bench.server.statistics().connections == 0
@@ -768,9 +762,7 @@ async def _serve_in(scope: trio.CancelScope, server: Server, stream: trio.abc.St
 
 
 @every_revision
-async def test_the_stream_is_closed_before_a_handler_that_takes_its_time(
-    revision: str, autojump_clock: MockClock
-) -> None:
+async def test_the_stream_is_closed_before_a_slow_handler_ends(revision: str, autojump_clock: MockClock) -> None:
     server = Server("slow")
 
     @server.tool
@@ -790,7 +782,7 @@ async def test_the_stream_is_closed_before_a_handler_that_takes_its_time(
 
 
 @pytest.mark.parametrize("closing", ["for ever", "with an error"])
-async def test_a_stream_that_cannot_be_closed_politely_is_closed_all_the_same(
+async def test_a_stream_that_fails_to_close_gracefully_is_closed_by_force(
     closing: str, autojump_clock: MockClock
 ) -> None:
     class Slow(RecordedStream):
@@ -812,7 +804,7 @@ async def test_a_stream_that_cannot_be_closed_politely_is_closed_all_the_same(
 
 
 @every_revision
-async def test_a_drain_lets_what_runs_finish_and_takes_nothing_new(revision: str, autojump_clock: MockClock) -> None:
+async def test_a_drain_lets_running_calls_finish_and_refuses_new_ones(revision: str, autojump_clock: MockClock) -> None:
     bench = Bench(limits=Limits(calls=3))
     drain = trio.Event()
     async with connected(bench.server, revision, streams=one_byte_pipe, drain=drain) as wire:
@@ -833,7 +825,7 @@ async def test_a_drain_lets_what_runs_finish_and_takes_nothing_new(revision: str
             bench.open("a").set()
             await wait_all_tasks_blocked()
         assert texts([await wire.response(id) for id in running]) == ["a"] * 3
-        await gone(wire)
+        await wait_for_end(wire)
 
 
 @pytest.mark.parametrize("number", [1, 6])
@@ -841,7 +833,7 @@ async def test_a_drain_lets_what_runs_finish_and_takes_nothing_new(revision: str
 async def test_a_drain_takes_the_time_that_the_client_needs_to_read_its_answers(
     revision: str, number: int, autojump_clock: MockClock
 ) -> None:
-    """Also of those for which no handler waits, and of the line that is on its way."""
+    """Also for answers that need no handler, and for the line that is being written."""
     drain = trio.Event()
     async with connected(Bench().server, revision, streams=one_byte_pipe, drain=drain) as wire:
         with wire.not_reading():
@@ -853,21 +845,21 @@ async def test_a_drain_takes_the_time_that_the_client_needs_to_read_its_answers(
             await trio.sleep(100 * CLOSING)
         for id in ids:
             assert (await wire.response(id))["error"]["code"] == -32601
-        await gone(wire)
+        await wait_for_end(wire)
 
 
-async def test_a_drain_without_anything_to_wait_for_is_the_end(autojump_clock: MockClock) -> None:
+async def test_a_drain_of_an_idle_connection_ends_it_at_once(autojump_clock: MockClock) -> None:
     drain = trio.Event()
     async with connected(Bench().server, LATEST, drain=drain) as wire:
         drain.set()
-        await gone(wire)
+        await wait_for_end(wire)
 
 
 @every_revision
-async def test_what_was_told_is_written_before_a_drain_ends_the_connection(
+async def test_queued_changes_are_written_before_a_drain_ends_the_connection(
     revision: str, autojump_clock: MockClock
 ) -> None:
-    """Also what was held back until there was room."""
+    """Also the changes that were held back while the queue was full."""
     bench = Bench(limits=Limits(outgoing=2))
     drain = trio.Event()
     async with connected(bench.server, revision, streams=one_byte_pipe, drain=drain) as wire:
@@ -881,15 +873,13 @@ async def test_what_was_told_is_written_before_a_drain_ends_the_connection(
             drain.set()
             await wait_all_tasks_blocked()
         assert texts([await wire.response(id) for id in ids]) == ["x"] * 5
-        await gone(wire)
+        await wait_for_end(wire)
         # In the modern revision the subscription has ended by then.
         assert len(wire._changes) == (0 if wire.modern else 3)
 
 
 @every_revision
-async def test_changes_that_find_no_room_are_told_once_when_there_is_some(
-    revision: str, autojump_clock: MockClock
-) -> None:
+async def test_changes_that_find_a_full_queue_are_sent_once_later(revision: str, autojump_clock: MockClock) -> None:
     bench = Bench(limits=Limits(outgoing=2))
     async with connected(bench.server, revision, streams=one_byte_pipe) as wire:
         listening = await wire.subscribe(tools=True, uris=["it://changes"])
@@ -908,8 +898,10 @@ async def test_changes_that_find_no_room_are_told_once_when_there_is_some(
 
 
 @modern
-async def test_what_was_held_back_for_a_subscription_ends_with_it(revision: str, autojump_clock: MockClock) -> None:
-    """Another of the same id is not told of it."""
+async def test_changes_held_back_for_a_subscription_are_dropped_with_it(
+    revision: str, autojump_clock: MockClock
+) -> None:
+    """Another subscription with the same id does not get them."""
     bench = Bench(limits=Limits(outgoing=2))
     async with connected(bench.server, revision, streams=one_byte_pipe) as wire:
         listening = await wire.subscribe(tools=True)
@@ -927,10 +919,10 @@ async def test_what_was_held_back_for_a_subscription_ends_with_it(revision: str,
 
 
 @pytest.mark.parametrize("ask", ["server/discover", "no/such/method"])
-async def test_what_needs_no_handler_is_answered_though_the_end_follows_at_once(
+async def test_a_request_without_a_handler_is_answered_before_an_immediate_end(
     ask: str, autojump_clock: MockClock
 ) -> None:
-    """Not in some orders of the tasks only."""
+    """In each order of the tasks."""
     for _ in range(30):
         ours, theirs = unlimited_pipe()
         await ours.send_all(json.dumps(RawClient(ours, LATEST).request(ask)).encode() + b"\n")
@@ -939,8 +931,8 @@ async def test_what_needs_no_handler_is_answered_though_the_end_follows_at_once(
         assert lines_in(ours.heard) == 1
 
 
-async def test_to_serve_ends_after_its_handlers_though_it_is_cancelled(autojump_clock: MockClock) -> None:
-    """In a run that goes on, where nothing else would wait for them."""
+async def test_cancelled_serving_ends_after_its_handlers(autojump_clock: MockClock) -> None:
+    """In a shared run, in which no other task would wait for the handlers."""
     server = Server("slow")
 
     @server.tool
@@ -963,7 +955,7 @@ async def test_to_serve_ends_after_its_handlers_though_it_is_cancelled(autojump_
 
 
 @every_revision
-async def test_a_run_that_ends_takes_its_connections_along(revision: str, autojump_clock: MockClock) -> None:
+async def test_the_end_of_a_run_ends_its_connections(revision: str, autojump_clock: MockClock) -> None:
     bench = Bench()
     streams, made = recorded_pairs()
     async with trio.open_nursery() as nursery:
@@ -976,14 +968,14 @@ async def test_a_run_that_ends_takes_its_connections_along(revision: str, autoju
             await wait_all_tasks_blocked()
             before = len(made[0].writes)
         assert bench.ended == ["a"]
-        wire.post(wire.request("tools/list"))  # nobody may begin anything now
-        await gone(wire)
+        wire.post(wire.request("tools/list"))  # no request may begin now
+        await wait_for_end(wire)
         assert len(made[0].writes) == before
         assert trio.current_time() == 0
 
 
-async def test_what_comes_in_the_moment_in_which_a_run_ends_is_not_begun(autojump_clock: MockClock) -> None:
-    """In none of the orders in which its tasks may end."""
+async def test_a_request_that_arrives_while_a_run_ends_is_not_begun(autojump_clock: MockClock) -> None:
+    """In no order of the tasks that end."""
     bench = Bench()
     for _ in range(30):
         ours, theirs = unlimited_pipe()
@@ -1011,7 +1003,7 @@ async def failing_end(server: Server) -> AsyncIterator[None]:
 
 
 @pytest.mark.parametrize(("lifespan", "when"), [(failing_lifespan, "begin"), (failing_end, "end")])
-async def test_what_a_lifespan_raises_leaves_as_itself_and_the_stream_is_closed(
+async def test_an_exception_of_a_lifespan_is_raised_and_closes_the_stream(
     lifespan: Any, when: str, autojump_clock: MockClock
 ) -> None:
     server = Server("failing", lifespan=lifespan)
@@ -1024,7 +1016,7 @@ async def test_what_a_lifespan_raises_leaves_as_itself_and_the_stream_is_closed(
     with pytest.raises(KeyError, match=when):
         async with server.running():
             assert when == "end"
-    with pytest.raises(KeyError, match=when):  # it can be tried again
+    with pytest.raises(KeyError, match=when):  # a second attempt is possible
         async with server.running():
             pass
     assert server.statistics().connections == 0
@@ -1038,7 +1030,7 @@ async def test_a_block_and_its_lifespan_may_both_fail(autojump_clock: MockClock)
 
 
 @pytest.mark.parametrize("error", [KeyError("mine"), StopAsyncIteration("mine"), KeyboardInterrupt("mine")])
-async def test_what_the_block_of_a_run_raises_leaves_it_unchanged(
+async def test_an_exception_in_the_block_of_a_run_is_raised_unchanged(
     error: BaseException, autojump_clock: MockClock
 ) -> None:
     bench = Bench()
@@ -1055,7 +1047,7 @@ async def test_what_the_block_of_a_run_raises_leaves_it_unchanged(
     assert bench.ended == ["a"]
 
 
-def stubs() -> dict[str, Callable[[], Any]]:
+def interrupts() -> dict[str, Callable[[], Any]]:
     async def group(*errors: BaseException) -> None:
         async with trio.open_nursery() as nursery:
             for error in errors:
@@ -1073,9 +1065,9 @@ async def _raise(error: BaseException) -> None:
     raise error
 
 
-@pytest.mark.parametrize("kind", sorted(stubs()))
+@pytest.mark.parametrize("kind", sorted(interrupts()))
 @pytest.mark.parametrize("shared", [False, True], ids=["a run of its own", "a run that goes on"])
-async def test_a_keyboard_interrupt_of_a_handler_ends_its_run_as_itself(
+async def test_a_keyboard_interrupt_of_a_handler_ends_its_run_ungrouped(
     shared: bool, kind: str, autojump_clock: MockClock
 ) -> None:
     bench = Bench()
@@ -1083,7 +1075,7 @@ async def test_a_keyboard_interrupt_of_a_handler_ends_its_run_as_itself(
     @bench.server.tool
     async def interrupt() -> None:
         await wait_all_tasks_blocked()
-        await stubs()[kind]()
+        await interrupts()[kind]()
 
     async def talk() -> None:
         if shared:
@@ -1092,7 +1084,7 @@ async def test_a_keyboard_interrupt_of_a_handler_ends_its_run_as_itself(
         else:
             await _one_call(bench.server)
 
-    with pytest.raises(BaseException) as caught:  # the type is what is looked at
+    with pytest.raises(BaseException) as caught:  # the test compares the exact type
         await talk()
     assert type(caught.value) is KeyboardInterrupt
     assert bench.ended == ["a"]
@@ -1108,7 +1100,7 @@ async def _one_call(server: Server) -> None:
 
 @pytest.mark.parametrize("errors", [[SystemExit(1)], [SystemExit(1), ValueError("x")], [ValueError(), KeyError()]])
 @ERAS
-async def test_other_failures_in_groups_are_failures_of_the_call_alone(
+async def test_other_exception_groups_fail_only_their_call(
     revision: str, errors: list[BaseException], caplog: pytest.LogCaptureFixture, autojump_clock: MockClock
 ) -> None:
     server = Server("failing")
@@ -1125,7 +1117,7 @@ async def test_other_failures_in_groups_are_failures_of_the_call_alone(
     assert "fail" in caplog.text
 
 
-async def test_a_filter_that_fails_costs_the_subscription_only(
+async def test_a_filter_that_raises_fails_only_the_subscription(
     caplog: pytest.LogCaptureFixture, autojump_clock: MockClock
 ) -> None:
     def filter(principal: Any, item: Any) -> bool:
@@ -1141,7 +1133,7 @@ async def test_a_filter_that_fails_costs_the_subscription_only(
 
 
 @since("2025-06-18")
-async def test_a_drain_lets_the_client_answer_what_it_was_asked(revision: str, autojump_clock: MockClock) -> None:
+async def test_a_drain_lets_the_client_answer_open_questions(revision: str, autojump_clock: MockClock) -> None:
     server, drain = Server("draining"), trio.Event()
 
     @server.tool
@@ -1158,17 +1150,17 @@ async def test_a_drain_lets_the_client_answer_what_it_was_asked(revision: str, a
     async with connected(server, revision, drain=drain) as wire:
         wire.answers["elicitation/create"] = later
         assert texts([{"result": await wire.call("tools/call", {"name": "order"})}]) == ["ordered"]
-        await gone(wire)
+        await wait_for_end(wire)
 
 
-async def test_reports_in_a_row_leave_together_and_wait_for_nothing_else(autojump_clock: MockClock) -> None:
+async def test_consecutive_reports_are_written_together_without_delay(autojump_clock: MockClock) -> None:
     server = Server("telling")
 
     @server.tool
     async def work(ctx: Context) -> str:
         for number in range(60):
             if number % 20 == 0:
-                await trio.sleep(0.002)  # as much has passed as if it had been thinking
+                await trio.sleep(0.002)  # like a pause for work
             await ctx.progress(number)
         return "done"
 
@@ -1179,5 +1171,5 @@ async def test_reports_in_a_row_leave_together_and_wait_for_nothing_else(autojum
         assert [note["progress"] for note in wire.noted(PROGRESS)] == list(range(60))
         *reports, answer = pieces(made[0])[before:]
         assert answer == ["answer"]
-        # The first of each row gives the writer its turn, which may come before or after its own next one.
+        # The first report of each row starts the writer, which may run before or after the next report.
         assert {len(each) for each in reports} <= {20, 1, 19}
