@@ -1,4 +1,4 @@
-"""A stream that is framed by something other than lines: control frames, a close of its own, signs of life."""
+"""A connection with another framing than lines: control frames, a close frame, and a heartbeat."""
 
 from __future__ import annotations
 
@@ -21,9 +21,9 @@ from trio_mcp.transport import CLOSING, Lines
 
 
 class Frames:
-    """One frame a line: a message, ``ping x``, which is to be answered by ``pong x``, or ``close``, the last of all.
+    """One frame per line: a message, ``ping x``, which needs the answer ``pong x``, or ``close``, the last frame.
 
-    Like a WebSocket, it sends nothing after a close of either side but the answer to it.
+    Like a WebSocket, it sends no messages after a close frame of either side, only the answer to the close frame.
     """
 
     why = "there are no frames any more"
@@ -68,7 +68,7 @@ class Frames:
 
 
 class Peer:
-    """The client's end, as bytes."""
+    """The client's end, which sends and reads lines."""
 
     def __init__(self, stream: trio.abc.HalfCloseableStream) -> None:
         self.stream = stream
@@ -76,12 +76,12 @@ class Peer:
         self.ended_at: float | None = None
         self.returned_at: float | None = None
 
-    async def say(self, *lines: str | dict[str, Any]) -> None:
+    async def send(self, *lines: str | dict[str, Any]) -> None:
         text = "".join((line if isinstance(line, str) else json.dumps(line)) + "\n" for line in lines)
         await self.stream.send_all(text.encode())
 
-    async def listen(self, until: str = "") -> list[str]:
-        """The lines so far, from now on until one comes that begins so, or the end."""
+    async def lines_until(self, until: str = "") -> list[str]:
+        """All lines so far.  Wait until one of them begins with `until`, or for the end."""
         while True:
             lines = self.heard.decode().split("\n")[:-1]
             if until and any(line.startswith(until) for line in lines):
@@ -98,7 +98,7 @@ def call(id: int, name: str) -> dict[str, Any]:
     return {"jsonrpc": "2.0", "id": id, "method": "tools/call", "params": {"name": name, "_meta": meta}}
 
 
-def working(**options: Any) -> Server:
+def new_server(**options: Any) -> Server:
     server = Server("working", **options)
 
     @server.tool
@@ -138,95 +138,97 @@ async def framed(
     assert peer.returned_at is not None
 
 
-async def test_messages_are_framed_and_come_under_who_has_the_connection(autojump_clock: MockClock) -> None:
-    async with framed(working(), principal="ada", headers={"x": "1"}) as peer:
-        await peer.say(call(1, "quick"), call(2, "quick"))
+async def test_messages_are_framed_and_have_the_principal_of_the_connection(autojump_clock: MockClock) -> None:
+    async with framed(new_server(), principal="ada", headers={"x": "1"}) as peer:
+        await peer.send(call(1, "quick"), call(2, "quick"))
         for id in (1, 2):  # in any order
-            lines = await peer.listen(f'{{"jsonrpc":"2.0","id":{id}')
+            lines = await peer.lines_until(f'{{"jsonrpc":"2.0","id":{id}')
         assert len(lines) == 2
         assert all("ada {'x': '1'}" in line for line in lines)
         await peer.stream.send_eof()
 
 
-async def test_control_frames_are_answered_in_between(autojump_clock: MockClock) -> None:
+async def test_control_frames_are_answered_between_messages(autojump_clock: MockClock) -> None:
     taps: list[tuple[str, bytes]] = []
-    async with framed(working(), tap=lambda *seen: taps.append(seen)) as peer:
-        await peer.say("ping a", call(1, "slow"), "ping b")
+    async with framed(new_server(), tap=lambda *seen: taps.append(seen)) as peer:
+        await peer.send("ping a", call(1, "slow"), "ping b")
         await trio.sleep(1)
-        await peer.say("ping c")
-        lines = await peer.listen("{")
+        await peer.send("ping c")
+        lines = await peer.lines_until("{")
         assert lines[:3] == ["pong a", "pong b", "pong c"]
         await peer.stream.send_eof()
     assert b"".join(data for direction, data in taps if direction == "out") == peer.heard
 
 
 async def test_the_close_of_the_other_side_is_answered_and_ends_the_connection(autojump_clock: MockClock) -> None:
-    async with framed(working()) as peer:
-        await peer.say(call(1, "slow"), "ping", call(2, "quick"), "close")
-        lines = await peer.listen()
-        assert lines == ["pong", "close"]  # who closes reads no more messages
+    async with framed(new_server()) as peer:
+        await peer.send(call(1, "slow"), "ping", call(2, "quick"), "close")
+        lines = await peer.lines_until()
+        assert lines == ["pong", "close"]  # a side that has closed reads no more messages
         assert peer.ended_at == 0
     assert peer.returned_at == 0
 
 
 @pytest.mark.parametrize("answers", [True, False])
 @pytest.mark.parametrize("end", ["drained", "stopped", "cancelled"])
-async def test_an_end_of_ours_is_said_and_the_other_side_may_say_it_too(
+async def test_the_server_sends_a_close_frame_and_waits_for_the_answer(
     end: str, answers: bool, autojump_clock: MockClock
 ) -> None:
-    server, scope = working(), trio.CancelScope()
+    server, scope = new_server(), trio.CancelScope()
     async with framed(server, scope=scope) as peer, trio.open_nursery() as nursery:
-        await peer.say(call(1, "slow"), "ping")
-        assert await peer.listen("pong") == ["pong"]
+        await peer.send(call(1, "slow"), "ping")
+        assert await peer.lines_until("pong") == ["pong"]
         if end == "cancelled":
             scope.cancel()
         else:
-            nursery.start_soon(drained, server, 10 if end == "drained" else 1)
-        lines = await peer.listen("close")
+            nursery.start_soon(drain, server, 10 if end == "drained" else 1)
+        lines = await peer.lines_until("close")
         at = {"drained": 5, "stopped": 1, "cancelled": 0}[end]
         assert trio.current_time() == at
         assert lines[-1] == "close"
-        # The call has its answer only when it had its time, and else an error if there is a moment for it.
+        # The call has its result only if it had its time.  Without it, there is an error, except after a cancellation.
         assert len(lines) == (2 if end == "cancelled" else 3)
         assert ("shut down" in lines[1]) == (end == "stopped")
         if answers:
-            await peer.say(call(2, "quick"), "close")
-        assert (await peer.listen())[-1] == "close"
+            await peer.send(call(2, "quick"), "close")
+        assert (await peer.lines_until())[-1] == "close"
         assert peer.ended_at == at + (0 if answers else CLOSING)
 
 
-async def drained(server: Server, seconds: float) -> None:
+async def drain(server: Server, seconds: float) -> None:
     async with server.draining(seconds):
         pass
 
 
-async def test_to_a_client_that_has_gone_nothing_is_said(autojump_clock: MockClock) -> None:
-    async with framed(working()) as peer:
-        await peer.say(call(1, "slow"))
+async def test_a_client_that_has_ended_gets_no_close_frame(autojump_clock: MockClock) -> None:
+    async with framed(new_server()) as peer:
+        await peer.send(call(1, "slow"))
         await peer.stream.send_eof()
-        assert await peer.listen() == []
+        assert await peer.lines_until() == []
 
 
 @pytest.mark.parametrize("reads_in_time", [True, False])
-async def test_after_half_a_frame_there_is_no_farewell(reads_in_time: bool, autojump_clock: MockClock) -> None:
-    server = working()
+async def test_there_is_no_close_frame_after_an_incomplete_frame(
+    reads_in_time: bool, autojump_clock: MockClock
+) -> None:
+    server = new_server()
     async with framed(server, streams=one_byte_pipe) as peer:
-        await peer.say(call(1, "quick"))
-        await drained(server, 1)
+        await peer.send(call(1, "quick"))
+        await drain(server, 1)
         await trio.sleep(CLOSING * (0.5 if reads_in_time else 2))
-        lines = await peer.listen()
+        lines = await peer.lines_until()
         assert lines[1:] == (["close"] if reads_in_time else [])
         assert peer.heard.endswith(b"\n") is reads_in_time
 
 
-async def test_after_a_write_that_failed_there_is_no_farewell_either(autojump_clock: MockClock) -> None:
+async def test_there_is_no_close_frame_after_a_failed_write(autojump_clock: MockClock) -> None:
     streams, made = recorded_pairs()
     error = RuntimeError("not of this stream's kind")
 
     async def talk() -> None:
-        async with framed(working(), streams=streams) as peer:
+        async with framed(new_server(), streams=streams) as peer:
             made[0].fail_with(error)
-            await peer.say(call(1, "quick"))
+            await peer.send(call(1, "quick"))
             await trio.sleep_forever()
 
     with pytest.raises(RuntimeError) as caught, unwrapped():
@@ -235,34 +237,34 @@ async def test_after_a_write_that_failed_there_is_no_farewell_either(autojump_cl
     assert len(made[0].writes) == 1
 
 
-async def test_a_tap_that_fails_at_the_farewell_fails_alone(autojump_clock: MockClock) -> None:
+async def test_a_tap_that_fails_at_the_close_frame_ends_only_its_connection(autojump_clock: MockClock) -> None:
     def tap(direction: str, data: bytes) -> None:
         if data == b"close\n":
             raise ValueError("a tap that fails")
 
-    server, peers = working(), []
+    server, peers = new_server(), []
 
     async def talk() -> None:
         async with framed(server, tap=tap) as peer:
             peers.append(peer)
-            await drained(server, 1)
+            await drain(server, 1)
 
     async with server.running():
         with pytest.raises(ValueError, match="a tap that fails"), unwrapped():
             await talk()
-        assert await peers[0].listen() == []  # it was closed nevertheless
+        assert await peers[0].lines_until() == []  # the stream is closed
         assert server.statistics().connections == 0
 
 
-async def test_who_asks_for_signs_of_life_must_read_them(autojump_clock: MockClock) -> None:
-    server = working(limits=Limits(outgoing=2, calls=2))
+async def test_a_client_that_sends_pings_must_read_the_pongs(autojump_clock: MockClock) -> None:
+    server = new_server(limits=Limits(outgoing=2, calls=2))
     sent = 0
     async with framed(server, streams=one_byte_pipe) as peer:
 
         async def flood() -> None:
             nonlocal sent
             while True:
-                await peer.say(*["ping " + "x" * 100] * 10)
+                await peer.send(*["ping " + "x" * 100] * 10)
                 sent += 10
 
         async with trio.open_nursery() as nursery:
@@ -274,51 +276,49 @@ async def test_who_asks_for_signs_of_life_must_read_them(autojump_clock: MockClo
 
 
 @pytest.mark.parametrize("heartbeat", [None, 10])
-async def test_who_is_asked_for_signs_of_life_must_also_read_and_others_need_not(
-    heartbeat: float | None, autojump_clock: MockClock
-) -> None:
-    async with framed(working(), streams=one_byte_pipe, heartbeat=heartbeat) as peer:
-        await peer.say(call(1, "quick"))
+async def test_with_a_heartbeat_a_client_must_read(heartbeat: float | None, autojump_clock: MockClock) -> None:
+    async with framed(new_server(), streams=one_byte_pipe, heartbeat=heartbeat) as peer:
+        await peer.send(call(1, "quick"))
         for _ in range(100):
             with suppress(trio.BrokenResourceError):
-                await peer.say("pong")
+                await peer.send("pong")
             await trio.sleep(5)
         assert peer.returned_at == (None if heartbeat is None else 60)
         await peer.stream.send_eof()
-        assert [line[:1] for line in await peer.listen()] == ["{"] * (heartbeat is None)
+        assert [line[:1] for line in await peer.lines_until()] == ["{"] * (heartbeat is None)
 
 
-async def test_a_silent_client_is_asked_for_a_sign_of_life_and_given_up(autojump_clock: MockClock) -> None:
-    async with framed(working(), heartbeat=10) as peer:
+async def test_a_silent_client_gets_a_ping_and_is_disconnected(autojump_clock: MockClock) -> None:
+    async with framed(new_server(), heartbeat=10) as peer:
         await trio.sleep(6)
-        await peer.say("pong")  # it said something
-        assert await peer.listen("ping") == ["ping"]
+        await peer.send("pong")  # the client is not silent
+        assert await peer.lines_until("ping") == ["ping"]
         assert trio.current_time() == 16
-        await peer.say("pong")
+        await peer.send("pong")
         peer.heard = b""
-        assert await peer.listen("ping") == ["ping"]
+        assert await peer.lines_until("ping") == ["ping"]
         assert trio.current_time() == 26
-        assert await peer.listen() == ["ping"]  # no farewell to nobody
+        assert await peer.lines_until() == ["ping"]  # a lost client gets no close frame
         assert peer.ended_at == 36
 
 
-async def test_a_client_that_talks_is_not_asked(autojump_clock: MockClock) -> None:
-    async with framed(working(), heartbeat=10) as peer:
+async def test_an_active_client_gets_no_ping(autojump_clock: MockClock) -> None:
+    async with framed(new_server(), heartbeat=10) as peer:
         for _ in range(10):
             await trio.sleep(9)
-            await peer.say("pong")
+            await peer.send("pong")
         await peer.stream.send_eof()
-        assert await peer.listen() == []
+        assert await peer.lines_until() == []
 
 
-async def test_a_call_that_takes_long_is_no_silence_of_a_client_that_answers(autojump_clock: MockClock) -> None:
-    async with framed(working(), heartbeat=2) as peer:
-        await peer.say(call(1, "slow"))
+async def test_a_client_that_answers_pings_may_wait_for_a_long_call(autojump_clock: MockClock) -> None:
+    async with framed(new_server(), heartbeat=2) as peer:
+        await peer.send(call(1, "slow"))
         for _ in range(2):
             peer.heard = b""
-            await peer.listen("ping")
-            await peer.say("pong")
-        assert any("slow" in line for line in await peer.listen("{"))
+            await peer.lines_until("ping")
+            await peer.send("pong")
+        assert any("slow" in line for line in await peer.lines_until("{"))
         await peer.stream.send_eof()
 
 
@@ -328,7 +328,7 @@ async def test_a_call_that_takes_long_is_no_silence_of_a_client_that_answers(aut
 @pytest.mark.parametrize(
     "sizes", [(1,), (1, 2, 3), (70_000,), (70_000, 80_000), (1, 70_000, 2, 3, 80_000), (0, 65_536)]
 )
-def test_lines_are_pieces_of_which_those_that_are_short_go_out_together(sizes: tuple[int, ...]) -> None:
+def test_short_lines_are_joined_into_one_piece(sizes: tuple[int, ...]) -> None:
     texts = [b"x" * size for size in sizes]
     pieces = Lines(Limits()).frame(texts)
     assert b"".join(pieces) == b"".join(text + b"\n" for text in texts)

@@ -1,4 +1,4 @@
-"""A process whose purpose is to serve by HTTP; what it has in common with one on stdio is tested in `test_stdio`."""
+"""`Server.run` over HTTP: the life of the process.  `test_stdio` tests the parts that it shares with stdio."""
 
 from __future__ import annotations
 
@@ -83,36 +83,36 @@ def test_an_address_is_a_host_and_a_port(text: str, found: tuple[str, int]) -> N
         ("::1:3000", r'http="\[::1\]:3000"'),
     ],
 )
-def test_what_is_no_address_says_how_one_looks(text: Any, hint: str) -> None:
+def test_an_invalid_address_is_refused_with_a_hint(text: Any, hint: str) -> None:
     with pytest.raises(UsageError, match=hint):
         parse_address(text)
     with pytest.raises(UsageError, match=hint):
         Server("nowhere").run(http=text)
 
 
-def test_options_for_http_are_none_for_stdio() -> None:
+def test_options_of_http_are_refused_for_stdio() -> None:
     with pytest.raises(TypeError, match="json_only is an option for HTTP; to serve HTTP, write run"):
         Server("stdio").run(json_only=True)
 
 
-def test_an_option_that_does_not_exist_is_told() -> None:
+def test_an_unknown_option_is_refused() -> None:
     with pytest.raises(TypeError, match="run has no option 'jason_only'"):
         Server("mistaken").run(http="127.0.0.1:0", jason_only=True)  # type: ignore[call-arg]
 
 
 @pytest.mark.parametrize("options", [{}, {"http": "127.0.0.1:0"}], ids=["stdio", "http"])
-async def test_a_trio_program_is_told_what_to_await_instead(options: dict[str, Any]) -> None:
+async def test_run_inside_trio_names_the_functions_to_await(options: dict[str, Any]) -> None:
     with pytest.raises(UsageError, match=r"await serve_stdio\(server\), or serve_http\(server, host, port\)"):
         Server("inside").run(**options)
 
 
-def test_an_address_for_everybody_wants_to_know_under_which_names() -> None:
+def test_a_public_address_needs_allowed_hosts() -> None:
     with pytest.raises(UsageError, match="allowed_hosts"):
         Server("open").run(http="0.0.0.0:0")
 
 
 @pytest.mark.parametrize("shutdown_timeout", [-1, math.nan, "5", None])
-def test_the_grace_is_a_number_of_seconds(shutdown_timeout: Any) -> None:
+def test_the_shutdown_timeout_is_a_number_of_seconds(shutdown_timeout: Any) -> None:
     async def serve(_: ProcessLife) -> None:
         pytest.fail("it began")
 
@@ -123,8 +123,8 @@ def test_the_grace_is_a_number_of_seconds(shutdown_timeout: Any) -> None:
 # Real processes.
 
 
-def posted(port: int, path: str, method: str, params: dict[str, Any]) -> http.client.HTTPConnection:
-    """A request of the modern era; the answer is still to come."""
+def post(port: int, path: str, method: str, params: dict[str, Any]) -> http.client.HTTPConnection:
+    """Send a request of the modern era, and return the connection without the answer."""
     headers = {
         "Accept": "application/json, text/event-stream",
         "Content-Type": "application/json",
@@ -151,11 +151,11 @@ class Process:
         self.port = int(found[1])
 
     def begin(self, tool: str, **arguments: str) -> http.client.HTTPConnection:
-        """Call a tool; the answer is still to come."""
+        """Call a tool, and return the connection without the answer."""
         meta = {META_VERSION: LATEST, META_CLIENT_CAPABILITIES: {}}
-        return posted(self.port, "/there", "tools/call", {"name": tool, "arguments": arguments, "_meta": meta})
+        return post(self.port, "/there", "tools/call", {"name": tool, "arguments": arguments, "_meta": meta})
 
-    def hears(self, line: str) -> None:
+    def expect_stderr(self, line: str) -> None:
         assert self.stderr.readline() == f"{line}\n"
 
 
@@ -176,18 +176,18 @@ def process() -> Iterator[Process]:
         popen.communicate()
 
 
-def test_it_says_where_it_listens_and_sigterm_lets_running_calls_finish(process: Process, tmp_path: Path) -> None:
+def test_a_server_prints_its_address_and_sigterm_lets_calls_finish(process: Process, tmp_path: Path) -> None:
     os.mkfifo(tmp_path / "go")
     first = process.begin("wait_for", path=str(tmp_path / "go"))
-    process.hears("<waiting>")
+    process.expect_stderr("<waiting>")
     process.popen.send_signal(signal.SIGTERM)
     with contextlib.suppress(ConnectionError):
-        # When the signal is heard is up to the system; from then on nobody else is served.
+        # The system decides when the signal arrives.  After that, no other client is served.
         status = 200
         while status == 200:
             with contextlib.closing(process.begin("echo")) as late:
                 status = late.getresponse().status
-        assert status == 503  # it was connected, and heard too late
+        assert status == 503  # the connection existed before the signal
     (tmp_path / "go").write_text("finished")
     answer = first.getresponse()
     assert answer.status == 200
@@ -197,7 +197,7 @@ def test_it_says_where_it_listens_and_sigterm_lets_running_calls_finish(process:
     assert process.popen.communicate() == ("", "")
 
 
-def test_one_ctrl_c_ends_it_at_once(process: Process) -> None:
+def test_one_ctrl_c_ends_the_server_at_once(process: Process) -> None:
     process.popen.send_signal(signal.SIGINT)
     assert process.popen.wait() == 130
     assert process.popen.communicate() == ("", "")
@@ -223,7 +223,7 @@ server.run(http="127.0.0.1:0")
 """
 
 
-def test_one_ctrl_c_ends_it_with_open_streams_and_running_tools_too() -> None:
+def test_one_ctrl_c_also_ends_open_streams_and_running_tools() -> None:
     popen = subprocess.Popen(
         [sys.executable, "-W", "error", "-c", BUSY],
         env={**os.environ, "PYTHONPATH": str(Path(trio_mcp.__file__).parents[1])},
@@ -237,7 +237,7 @@ def test_one_ctrl_c_ends_it_with_open_streams_and_running_tools_too() -> None:
         assert found
         terms: dict[str, Any] = {META_VERSION: LATEST, META_CLIENT_CAPABILITIES: {}}
         streams = [
-            posted(int(found[1]), "/mcp", method, params)
+            post(int(found[1]), "/mcp", method, params)
             for method, params in (
                 ("tools/call", {"name": "wait", "_meta": {**terms, "progressToken": 1}}),
                 ("subscriptions/listen", {"notifications": {"toolsListChanged": True}, "_meta": terms}),
@@ -245,7 +245,7 @@ def test_one_ctrl_c_ends_it_with_open_streams_and_running_tools_too() -> None:
         ]
         for each in streams:
             assert each.getresponse().getheader("Content-Type") == "text/event-stream"
-        streams.append(posted(int(found[1]), "/mcp", "tools/call", {"name": "work", "_meta": terms}))
+        streams.append(post(int(found[1]), "/mcp", "tools/call", {"name": "work", "_meta": terms}))
         assert popen.stderr.readline() == "<working>\n"
         popen.send_signal(signal.SIGINT)
         assert popen.wait() == 130
@@ -257,7 +257,7 @@ def test_one_ctrl_c_ends_it_with_open_streams_and_running_tools_too() -> None:
         popen.communicate()
 
 
-ELSEWHERE = """
+UNIX_AND_TLS = """
 import ssl, sys
 import trio_mcp
 
@@ -273,14 +273,14 @@ server.run(unix=sys.argv[2], ssl_context=context, tap=lambda way, data: print(wa
 """
 
 
-def test_it_serves_at_a_unix_socket_and_by_tls(tmp_path: Path) -> None:
+def test_a_server_serves_on_a_unix_socket_with_tls(tmp_path: Path) -> None:
     authority = trustme.CA()
     certificate, place = tmp_path / "server.pem", str(tmp_path / "mcp.sock")
     authority.issue_cert("localhost").private_key_and_cert_chain_pem.write_to_path(certificate)
     trusting = ssl.create_default_context()
     authority.configure_trust(trusting)
     popen = subprocess.Popen(
-        [sys.executable, "-W", "error", "-c", ELSEWHERE, str(certificate), place],
+        [sys.executable, "-W", "error", "-c", UNIX_AND_TLS, str(certificate), place],
         env={**os.environ, "PYTHONPATH": str(Path(trio_mcp.__file__).parents[1])},
         stdin=subprocess.DEVNULL,
         stderr=subprocess.PIPE,
@@ -312,7 +312,7 @@ def test_it_serves_at_a_unix_socket_and_by_tls(tmp_path: Path) -> None:
     ("before", "meanwhile"),
     [((700, 9, 10), (700, 9, 50)), ((2000, 9, 10), (2000, 9, 50)), ((700, 9, 8), (700, 9, 8))],
 )
-def test_full_collections_are_rarer_while_it_serves_unless_the_program_has_said_when(
+def test_full_collections_are_rarer_while_a_server_runs(
     before: tuple[int, int, int], meanwhile: tuple[int, int, int]
 ) -> None:
     async def serve(_: ProcessLife) -> None:
@@ -329,7 +329,7 @@ def test_full_collections_are_rarer_while_it_serves_unless_the_program_has_said_
     assert seen == [meanwhile]
 
 
-def test_what_a_program_says_to_the_collector_meanwhile_stays() -> None:
+def test_a_gc_threshold_that_the_program_sets_meanwhile_is_kept() -> None:
     async def serve(_: ProcessLife) -> None:
         gc.set_threshold(1234, 5, 6)
 
@@ -341,18 +341,18 @@ def test_what_a_program_says_to_the_collector_meanwhile_stays() -> None:
         gc.set_threshold(*here)
 
 
-def test_nobody_ends_a_process_that_has_gone_on() -> None:
+def test_a_run_that_has_ended_does_not_end_the_process_later() -> None:
     async def serve(life: ProcessLife) -> None:
         life.ends("the end of standard input")
         assert deadlines()
 
     live(Server("ended"), serve, shutdown_timeout=1)
-    while deadlines():  # it ends when the run does, and not a second later
+    while deadlines():  # the thread of the deadline ends with the run, not a second later
         pass
 
 
 @pytest.mark.parametrize(("way", "status"), [("unwanted", 0), ("terminate", 143)])
-def test_a_process_that_only_prepares_to_serve_ends_at_once(way: str, status: int) -> None:
+def test_a_process_that_prepares_to_serve_ends_at_once(way: str, status: int) -> None:
     async def serve(life: ProcessLife) -> None:
         with trio.CancelScope() as life.opening:
             getattr(life, way)("the end of standard input")

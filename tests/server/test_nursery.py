@@ -1,4 +1,4 @@
-"""One exception leaves as itself, from wherever it comes; several make a group."""
+"""`open_nursery` raises a single exception as itself, from the block or from a task, and several as a group."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ async def raising(error: BaseException) -> None:
     raise error
 
 
-async def test_its_tasks_end_with_the_block(autojump_clock: MockClock) -> None:
+async def test_the_tasks_end_with_the_block(autojump_clock: MockClock) -> None:
     reasons: list[str | None] = []
 
     async def serve() -> None:
@@ -60,7 +60,7 @@ ERRORS = [Own(), KeyboardInterrupt(), StopAsyncIteration(), GeneratorExit(), TWO
 
 @pytest.mark.parametrize("where", ["the block", "a task", "a task while the block ends"])
 @pytest.mark.parametrize("error", ERRORS, ids=[type(error).__name__ + str(n) for n, error in enumerate(ERRORS)])
-async def test_one_exception_leaves_as_it_was(error: BaseException, where: str, autojump_clock: MockClock) -> None:
+async def test_one_exception_is_raised_unchanged(error: BaseException, where: str, autojump_clock: MockClock) -> None:
     before = LookupError("before")
     error.__context__ = before
 
@@ -84,7 +84,7 @@ async def test_one_exception_leaves_as_it_was(error: BaseException, where: str, 
     with pytest.raises(type(error)) as caught:
         await fail()
     if isinstance(error, BaseExceptionGroup) and where != "the block":
-        # Trio takes the cancellation of the block out of the group, which makes others of those within.
+        # Trio removes the cancellation of the block from the group, which makes new groups.
         assert caught.value.exceptions == error.exceptions  # type: ignore[attr-defined]
     else:
         assert caught.value is error
@@ -102,7 +102,7 @@ async def test_several_exceptions_make_a_group(autojump_clock: MockClock) -> Non
     assert sorted(type(error).__name__ for error in caught.value.exceptions) == ["KeyError", "Own"]
 
 
-async def test_what_is_cancelled_from_outside_ends_like_that(autojump_clock: MockClock) -> None:
+async def test_a_cancellation_from_outside_ends_the_nursery(autojump_clock: MockClock) -> None:
     with trio.move_on_after(1) as scope:
         async with open_nursery() as nursery:
             nursery.start_soon(trio.sleep_forever)
@@ -110,7 +110,7 @@ async def test_what_is_cancelled_from_outside_ends_like_that(autojump_clock: Moc
     assert scope.cancelled_caught
 
 
-async def test_an_error_beside_a_cancellation_is_heard(autojump_clock: MockClock) -> None:
+async def test_an_error_during_a_cancellation_is_raised(autojump_clock: MockClock) -> None:
     async def late() -> None:
         try:
             await trio.sleep_forever()
@@ -127,8 +127,8 @@ async def test_an_error_beside_a_cancellation_is_heard(autojump_clock: MockClock
         await fail()
 
 
-async def test_an_exception_is_kept_by_nobody(autojump_clock: MockClock) -> None:
-    """Not by the frames that it came through, which it holds itself."""
+async def test_no_reference_to_an_exception_is_kept(autojump_clock: MockClock) -> None:
+    """The frames of its traceback keep no reference to it, because it refers to these frames itself."""
 
     class Watched:
         pass
@@ -157,7 +157,7 @@ async def test_an_exception_is_kept_by_nobody(autojump_clock: MockClock) -> None
 
 
 @pytest.mark.parametrize("where", ["the block", "tasks", "both"])
-async def test_a_cancellation_leaves_as_itself(where: str, autojump_clock: MockClock) -> None:
+async def test_a_cancellation_is_raised_without_a_group(where: str, autojump_clock: MockClock) -> None:
     caught: list[BaseException] = []
     with trio.move_on_after(1):
         try:
@@ -173,7 +173,7 @@ async def test_a_cancellation_leaves_as_itself(where: str, autojump_clock: MockC
     assert [type(error) for error in caught] == [trio.Cancelled]
 
 
-async def test_it_waits_for_its_tasks_if_it_is_to(autojump_clock: MockClock) -> None:
+async def test_a_nursery_with_wait_waits_for_its_tasks(autojump_clock: MockClock) -> None:
     async with open_nursery(wait=True) as nursery:
         nursery.start_soon(trio.sleep, 5)
     assert trio.current_time() == 5

@@ -1,4 +1,4 @@
-"""Workers are used again: each call has one to itself while it runs, and leaves nothing to the next."""
+"""Workers are reused: a call has a worker of its own while it runs, and leaves no state for the next call."""
 
 from __future__ import annotations
 
@@ -14,14 +14,14 @@ import trio
 from trio.testing import MockClock, wait_all_tasks_blocked
 
 from trio_mcp.transport import LeftOpen, Worker, WorkerPool
-from trio_mcp.transport import workers as crew
+from trio_mcp.transport import workers as workers_module
 
 variable: ContextVar[Any] = ContextVar("variable", default="unset")
 Work = Callable[[Any], Awaitable[object]]
 
 
 class Bench:
-    """A pool of workers, and what was seen of it."""
+    """A pool of workers, with the failures of its calls."""
 
     def __init__(self, nursery: trio.Nursery) -> None:
         self.nursery = nursery
@@ -39,8 +39,8 @@ class Bench:
 
         return self.pool.start(checked, argument, name, self.variables.copy())
 
-    async def at_once(self, number: int) -> None:
-        """Have so many at work at the same time."""
+    async def run_together(self, number: int) -> None:
+        """Run this number of calls at the same time."""
         gate = trio.Event()
         for _ in range(number):
             self.start(lambda _: gate.wait())
@@ -48,8 +48,8 @@ class Bench:
         gate.set()
         await wait_all_tasks_blocked()
 
-    async def do(self, work: Work | None = None, argument: Any = None, name: str = "work") -> trio.lowlevel.Task:
-        """Have this done to its end; the task that did it."""
+    async def run(self, work: Work | None = None, argument: Any = None, name: str = "work") -> trio.lowlevel.Task:
+        """Run this call to its end, and return the task that ran it."""
         tasks: list[trio.lowlevel.Task] = []
 
         async def watched(argument: Any) -> None:
@@ -69,19 +69,19 @@ async def bench() -> AsyncIterator[Bench]:
         nursery.cancel_scope.cancel()
 
 
-async def test_one_task_does_one_thing_after_the_other(bench: Bench) -> None:
-    task = await bench.do(name="first")
+async def test_one_task_runs_one_call_after_the_other(bench: Bench) -> None:
+    task = await bench.run(name="first")
     assert task.name == "a worker that waits for the next call"
     names = []
 
     async def look(_: None) -> None:
         names.append(trio.lowlevel.current_task().name)
 
-    assert await bench.do(look, name="second") is task
+    assert await bench.run(look, name="second") is task
     assert names == ["second"]
 
 
-async def test_what_goes_on_at_once_has_tasks_of_its_own(bench: Bench) -> None:
+async def test_simultaneous_calls_have_separate_tasks(bench: Bench) -> None:
     tasks = set()
 
     async def wait(gate: trio.Event) -> None:
@@ -95,10 +95,10 @@ async def test_what_goes_on_at_once_has_tasks_of_its_own(bench: Bench) -> None:
     assert len(tasks) == 3
     gate.set()
     await wait_all_tasks_blocked()
-    assert await bench.do() in tasks
+    assert await bench.run() in tasks
 
 
-async def test_variables_are_those_of_who_made_it_and_of_nobody_before() -> None:
+async def test_each_call_starts_with_the_context_of_its_pool() -> None:
     seen = []
 
     async def change(to: Any) -> None:
@@ -111,30 +111,30 @@ async def test_variables_are_those_of_who_made_it_and_of_nobody_before() -> None
     async with trio.open_nursery() as nursery:
         bench = Bench(nursery)
         variable.set("changed since")
-        task = await bench.do(change, "one")
-        assert await bench.do(change, "two") is task
-        assert await bench.do(change, "three") is task
+        task = await bench.run(change, "one")
+        assert await bench.run(change, "two") is task
+        assert await bench.run(change, "three") is task
         nursery.cancel_scope.cancel()
     assert seen == ["mine", "one", "mine", "two", "mine", "three"]
 
 
 class Large:
-    """What somebody would not want to be kept."""
+    """An object to which no reference may be kept."""
 
 
-async def test_nothing_that_was_used_is_kept_by_a_task_that_waits(bench: Bench) -> None:
-    async def use(what: Large) -> None:
-        variable.set(what)
+async def test_an_idle_worker_keeps_no_references(bench: Bench) -> None:
+    async def use(large: Large) -> None:
+        variable.set(large)
 
     large = Large()
-    gone = weakref.ref(large)
+    reference = weakref.ref(large)
     bench.start(use, large)
     del large
     await wait_all_tasks_blocked()
-    assert gone() is None
+    assert reference() is None
 
 
-async def test_what_was_cancelled_takes_its_task_along(bench: Bench) -> None:
+async def test_a_cancelled_call_ends_its_worker(bench: Bench) -> None:
     ended = []
 
     async def wait(_: None) -> None:
@@ -148,26 +148,26 @@ async def test_what_was_cancelled_takes_its_task_along(bench: Bench) -> None:
     worker.scope.cancel()
     await wait_all_tasks_blocked()
     assert len(ended) == 1
-    assert await bench.do() not in ended
+    assert await bench.run() not in ended
 
 
-async def test_a_cancellation_that_came_too_late_takes_the_task_along(bench: Bench) -> None:
+async def test_a_cancellation_that_comes_too_late_ends_the_worker(bench: Bench) -> None:
     async def cancel_itself(workers: list[Worker]) -> None:
-        workers[0].scope.cancel()  # and nothing after it would notice
+        workers[0].scope.cancel()  # no checkpoint follows
 
     workers: list[Worker] = []
     workers.append(bench.start(cancel_itself, workers))
     await wait_all_tasks_blocked()
-    await bench.do(trio.sleep, 0)
+    await bench.run(trio.sleep, 0)
 
 
-async def test_a_lock_that_was_not_given_back_breaks_with_its_task(bench: Bench) -> None:
+async def test_a_lock_that_was_not_released_breaks_with_its_worker(bench: Bench) -> None:
     async def lock_it(lock: trio.Lock) -> None:
         await lock.acquire()
 
     lock = trio.Lock()
-    task = await bench.do(lock_it, lock)
-    assert await bench.do() is not task
+    task = await bench.run(lock_it, lock)
+    assert await bench.run() is not task
     with pytest.raises(trio.BrokenResourceError):
         await lock.acquire()
 
@@ -191,57 +191,57 @@ async def abandoned_nursery(kept: list[Any]) -> None:
     await kept[-1].__aenter__()
 
 
-# What was abandoned is closed by another task that finds it, and fails at it.
+# The garbage collector lets another task close the abandoned generator, which fails.
 @pytest.mark.filterwarnings("ignore::pytest.PytestUnraisableExceptionWarning")
 @pytest.mark.parametrize("work", [abandoned_scope, abandoned_nursery])
-async def test_what_leaves_something_open_fails_and_ends_its_worker_alone(bench: Bench, work: Work) -> None:
+async def test_a_call_that_leaves_a_scope_open_fails_and_ends_its_worker(bench: Bench, work: Work) -> None:
     gate = trio.Event()
     bench.start(lambda _: gate.wait())
     kept: list[Any] = []
-    task = await bench.do(work, kept)
+    task = await bench.run(work, kept)
     assert [type(error) for error in bench.failures] == [LeftOpen]
-    assert await bench.do() is not task
+    assert await bench.run() is not task
     assert len(bench.nursery.child_tasks) == 2
     gate.set()
     await wait_all_tasks_blocked()
     assert bench.pool.idle == 2
 
 
-async def test_who_has_worked_waits_unless_enough_do(bench: Bench, monkeypatch: pytest.MonkeyPatch) -> None:
-    await bench.at_once(5)
+async def test_the_number_of_idle_workers_is_limited(bench: Bench, monkeypatch: pytest.MonkeyPatch) -> None:
+    await bench.run_together(5)
     assert bench.pool.idle == len(bench.nursery.child_tasks) == 5
     monkeypatch.setattr(bench.pool, "_most", 8)
-    await bench.at_once(10)
+    await bench.run_together(10)
     assert bench.pool.idle == len(bench.nursery.child_tasks) == 8
 
 
-async def test_who_was_not_wanted_for_long_waits_no_more(bench: Bench, monkeypatch: pytest.MonkeyPatch) -> None:
-    async def at_once(wanted: int, calls: int) -> None:
+async def test_workers_that_are_not_needed_for_long_end(bench: Bench, monkeypatch: pytest.MonkeyPatch) -> None:
+    async def run_together(wanted: int, calls: int) -> None:
         for _ in range(calls // wanted):
-            await bench.at_once(wanted)
+            await bench.run_together(wanted)
 
-    monkeypatch.setattr(crew, "_SPARE", 2)
-    monkeypatch.setattr(crew, "_PERIOD", 200)
-    await at_once(50, 200)
-    await at_once(50, 150)
-    assert bench.pool.idle == 50  # all of them are wanted
-    await at_once(5, 400)
+    monkeypatch.setattr(workers_module, "_SPARE", 2)
+    monkeypatch.setattr(workers_module, "_PERIOD", 200)
+    await run_together(50, 200)
+    await run_together(50, 150)
+    assert bench.pool.idle == 50  # all workers are needed
+    await run_together(5, 400)
     assert bench.pool.idle == 2 + 5
-    await at_once(1, 400)
+    await run_together(1, 400)
     assert bench.pool.idle == 2 + 1
 
 
-async def test_a_burst_is_over_with_its_connection(bench: Bench) -> None:
-    await bench.at_once(100)
+async def test_trim_ends_the_workers_of_a_burst(bench: Bench) -> None:
+    await bench.run_together(100)
     assert bench.pool.idle == 100
     bench.pool.trim()
     await wait_all_tasks_blocked()
     assert bench.pool.idle == len(bench.nursery.child_tasks) == 64
-    await bench.at_once(100)
+    await bench.run_together(100)
     assert bench.pool.idle == 100
 
 
-async def test_at_the_end_no_worker_waits_any_more(bench: Bench) -> None:
+async def test_the_end_of_a_pool_ends_idle_workers(bench: Bench) -> None:
     gate = trio.Event()
     bench.start(lambda _: gate.wait())
     for _ in range(3):
@@ -256,7 +256,7 @@ async def test_at_the_end_no_worker_waits_any_more(bench: Bench) -> None:
     assert not bench.nursery.child_tasks
 
 
-async def test_what_comes_when_all_of_it_is_cancelled_is_cancelled_too() -> None:
+async def test_a_call_that_starts_in_a_cancelled_nursery_is_cancelled() -> None:
     seen = []
 
     async def work(_: None) -> None:
@@ -266,17 +266,17 @@ async def test_what_comes_when_all_of_it_is_cancelled_is_cancelled_too() -> None
 
     async with trio.open_nursery() as nursery:
         bench = Bench(nursery)
-        await bench.do()
+        await bench.run()
         nursery.cancel_scope.cancel()
         bench.start(work)
     assert seen == ["begun"]
     assert not nursery.child_tasks
 
 
-# A function that a task waits for.
+# `WorkerPool.call`: a task waits for a function.
 
 
-async def test_a_function_has_the_variables_of_the_task_that_waits_for_it(bench: Bench) -> None:
+async def test_a_function_shares_the_context_variables_of_its_caller(bench: Bench) -> None:
     async def change(to: str) -> Any:
         before = variable.get()
         await trio.lowlevel.checkpoint()
@@ -284,12 +284,12 @@ async def test_a_function_has_the_variables_of_the_task_that_waits_for_it(bench:
         return before
 
     variable.set("mine")
-    for before, after in (("mine", "one"), ("one", "two")):  # in a new worker, and in one that is used again
+    for before, after in (("mine", "one"), ("one", "two")):  # in a new worker, and in a reused worker
         assert await bench.pool.call(partial(change, after), "change") == before
         assert variable.get() == after
 
 
-async def test_a_function_fails_where_it_was_called(bench: Bench) -> None:
+async def test_an_exception_of_a_function_is_raised_in_its_caller(bench: Bench) -> None:
     async def fail() -> None:
         await trio.lowlevel.checkpoint()
         raise ValueError("wrong")
@@ -300,7 +300,7 @@ async def test_a_function_fails_where_it_was_called(bench: Bench) -> None:
     assert bench.pool.idle == 1
 
 
-async def test_a_function_is_cancelled_with_the_task_that_waits_and_not_waited_for(
+async def test_a_function_is_cancelled_with_its_caller_and_not_awaited(
     bench: Bench, autojump_clock: MockClock, caplog: pytest.LogCaptureFixture
 ) -> None:
     ended = []
@@ -324,12 +324,12 @@ async def test_a_function_is_cancelled_with_the_task_that_waits_and_not_waited_f
     assert not bench.nursery.child_tasks
 
 
-async def test_a_function_ends_with_the_workers(bench: Bench) -> None:
+async def test_a_function_ends_with_the_nursery_of_the_workers(bench: Bench) -> None:
     async with trio.open_nursery() as nursery:
         inner = Bench(nursery)
 
         async def call() -> None:
-            with pytest.raises(crew.RunStopped):
+            with pytest.raises(workers_module.RunStopped):
                 await inner.pool.call(trio.sleep_forever, "forever")
 
         bench.start(lambda _: call())
