@@ -1,4 +1,4 @@
-"""Requests that their client takes back: whenever it does, and whatever their handlers make of it."""
+"""Cancellation of requests by the client: at any time, and with any reaction of the handler."""
 
 from __future__ import annotations
 
@@ -19,14 +19,14 @@ from trio_mcp.core import ConnectionLost
 from trio_mcp.errors import SessionClosed
 from trio_mcp.server import ClientGone, PendingQuestion
 
-# A question without an outcome ends only under a shield, which no server can bring about.
+# A question without an outcome raises `ClientGone` only under a shield.  No server can cause this, so no test has it.
 
 Body = Callable[[Context], Awaitable[Any]]
 CALL = {"name": "work"}
 
 
-def working(body: Body, **options: Any) -> Server:
-    """A server with a tool that does what `body` does, and one that just answers."""
+def new_server(body: Body, **options: Any) -> Server:
+    """A server with a tool that runs `body`, and a tool that answers at once."""
     server = Server("working", **options)
 
     @server.tool
@@ -45,17 +45,17 @@ def cancel(id: Any, **more: Any) -> dict[str, Any]:
     return {"jsonrpc": "2.0", "method": CANCELLED, "params": {"requestId": id, **more}}
 
 
-async def works(wire: RawClient, server: Server) -> None:
+async def check_server(wire: RawClient, server: Server) -> None:
     assert (await wire.call("tools/call", {"name": "quick"}))["content"][0]["text"] == "quick"
     await wait_all_tasks_blocked()
     assert server.statistics().running == 0
 
 
-# What handlers make of it.
+# Reactions of handlers.
 
 
 class Bodies:
-    """Ways to take a cancellation.  `log`: what happened."""
+    """Reactions of a handler to its cancellation.  Each appends to `log` when it ends."""
 
     def __init__(self) -> None:
         self.log: list[str] = []
@@ -123,11 +123,11 @@ BODIES = [name for name in vars(Bodies) if not name.startswith("_")]
 @req("cancel-03", "cancel-17", "cancel-18")
 @pytest.mark.parametrize("name", BODIES)
 @every_revision
-async def test_whatever_a_handler_makes_of_it_nothing_is_sent_and_the_others_go_on(
+async def test_a_cancelled_handler_sends_no_message_and_affects_no_other(
     revision: str, name: str, autojump_clock: MockClock
 ) -> None:
     bodies = Bodies()
-    server = working(getattr(bodies, name))
+    server = new_server(getattr(bodies, name))
     async with connected(server, revision, log_level="debug") as wire:
         one = await wire.start("tools/call", CALL, progress="one")
         two = await wire.start("tools/call", CALL, progress="two")
@@ -144,12 +144,12 @@ async def test_whatever_a_handler_makes_of_it_nothing_is_sent_and_the_others_go_
         assert heard == [False, name == "is_in_a_shield"]
         assert not wire.noted(PROGRESS)
         assert not wire.noted(MESSAGE)
-        await works(wire, server)
+        await check_server(wire, server)
 
 
 @pytest.mark.contract
 @every_revision
-async def test_a_handler_that_asks_or_reports_is_reached_there(revision: str, autojump_clock: MockClock) -> None:
+async def test_a_handler_that_asks_or_reports_can_be_cancelled(revision: str, autojump_clock: MockClock) -> None:
     ends = []
 
     async def body(ctx: Context) -> None:
@@ -159,7 +159,7 @@ async def test_a_handler_that_asks_or_reports_is_reached_there(revision: str, au
         finally:
             ends.append(trio.current_effective_deadline())
 
-    server = working(body)
+    server = new_server(body)
 
     async def think(params: Any) -> None:
         await trio.sleep_forever()
@@ -167,29 +167,29 @@ async def test_a_handler_that_asks_or_reports_is_reached_there(revision: str, au
     async with connected(server, revision, answers={"sampling/createMessage": think}) as wire:
         id = await wire.start("tools/call", CALL, progress="p")
         await wait_all_tasks_blocked()
-        if wire.modern:  # it has its answer: the question.  Who asked is nobody's to cancel now, and waits for long.
+        if wire.modern:  # the question is the answer, so it is too late to cancel: the handler waits for a retry
             assert wire.answered(id)
             await wire.cancel(id)
             await wait_all_tasks_blocked()
             assert (ends, server.statistics().parked) == ([], 1)
         else:
             await wire.cancel(id)
-            assert (await wire.note(CANCELLED))["requestId"] == 1  # our question is taken back
+            assert (await wire.note(CANCELLED))["requestId"] == 1  # the server cancels its question
             assert ends == [-float("inf")]
-        await works(wire, server)
+        await check_server(wire, server)
 
 
-# When.
+# The time of the cancellation.
 
 
 @every_revision
-async def test_what_is_cancelled_in_the_same_breath_never_begins(revision: str, autojump_clock: MockClock) -> None:
+async def test_a_request_cancelled_in_the_same_read_never_begins(revision: str, autojump_clock: MockClock) -> None:
     began = []
 
     async def body(ctx: Context) -> None:
         began.append(ctx.request_id)
 
-    server = working(body)
+    server = new_server(body)
 
     @server.tool(thread=False)
     def inline(ctx: Context) -> None:
@@ -204,17 +204,17 @@ async def test_what_is_cancelled_in_the_same_breath_never_begins(revision: str, 
             request = wire.request("tools/call", {"name": name})
             both = [json.dumps(each).encode() + b"\n" for each in (request, cancel(request["id"]))]
             wire.post_bytes(b"".join(both))
-        await works(wire, server)
+        await check_server(wire, server)
         assert began == []
 
 
 @pytest.mark.contract
 @req("cancel-06", "cancel-08")
 @every_revision
-async def test_what_is_cancelled_too_late_or_never_was_is_ignored(revision: str, autojump_clock: MockClock) -> None:
+async def test_a_late_or_invalid_cancellation_is_ignored(revision: str, autojump_clock: MockClock) -> None:
     async def body(ctx: Context) -> None: ...
 
-    server = working(body)
+    server = new_server(body)
     async with connected(server, revision) as wire:
         done = await wire.start("tools/call", CALL)
         await wire.response(done)
@@ -226,13 +226,13 @@ async def test_what_is_cancelled_too_late_or_never_was_is_ignored(revision: str,
             await wire.notify(CANCELLED, params)
         await wait_all_tasks_blocked()
         assert len(wire.lines) == heard
-        await works(wire, server)
+        await check_server(wire, server)
 
 
 @req("cancel-06")
 @every_revision
 async def test_a_cancellation_may_cross_the_answer(revision: str, autojump_clock: MockClock) -> None:
-    """At whichever step of the handler's end it arrives: there is one answer, or none."""
+    """At each step of the end of the handler, there is one answer or no answer."""
     seen = set()
     for steps in range(20):
         go_on = trio.Event()
@@ -242,19 +242,19 @@ async def test_a_cancellation_may_cross_the_answer(revision: str, autojump_clock
             for _ in range(steps):
                 await trio.lowlevel.checkpoint()
 
-        server = working(body)
+        server = new_server(body)
         async with connected(server, revision) as wire:
             id = await wire.start("tools/call", CALL)
             await go_on.wait()
             await wire.cancel(id)
             await wait_all_tasks_blocked()
             seen.add(wire.answered(id))
-            await works(wire, server)
+            await check_server(wire, server)
     assert seen == {True, False}
 
 
 @every_revision
-async def test_what_was_queued_for_a_request_is_not_sent_after_its_cancellation(
+async def test_messages_queued_for_a_request_are_dropped_at_its_cancellation(
     revision: str, autojump_clock: MockClock
 ) -> None:
     async def body(ctx: Context) -> None:
@@ -262,7 +262,7 @@ async def test_what_was_queued_for_a_request_is_not_sent_after_its_cancellation(
             await ctx.progress(number)
         await trio.sleep_forever()
 
-    server = working(body)
+    server = new_server(body)
     async with connected(server, revision, streams=one_byte_pipe) as wire:
         with wire.not_reading():
             other = await wire.start("tools/call", {"name": "quick"})
@@ -272,7 +272,7 @@ async def test_what_was_queued_for_a_request_is_not_sent_after_its_cancellation(
             await wire.cancel(id)
             await wait_all_tasks_blocked()
         await wire.response(other)
-        await works(wire, server)
+        await check_server(wire, server)
         assert not wire.noted(PROGRESS)
 
 
@@ -280,14 +280,14 @@ async def test_what_was_queued_for_a_request_is_not_sent_after_its_cancellation(
 async def test_a_call_that_has_ended_and_waits_for_the_wire_can_still_be_cancelled(
     revision: str, autojump_clock: MockClock
 ) -> None:
-    """It waits for its progress to be on its way before its answer is."""
+    """Its answer waits until its progress has been written."""
     server = Server("reporting", limits=Limits(calls=1))
 
     @server.tool
     async def report(ctx: Context, times: int) -> str:
         for number in range(times):
             await ctx.progress(number)
-            await wait_all_tasks_blocked()  # the first is being written then
+            await wait_all_tasks_blocked()  # the first report is being written
         return "reported"
 
     async with connected(server, revision, streams=one_byte_pipe) as wire:
@@ -304,17 +304,17 @@ async def test_a_call_that_has_ended_and_waits_for_the_wire_can_still_be_cancell
 
 
 @legacy
-async def test_initialize_is_answered_whatever_is_cancelled(revision: str, autojump_clock: MockClock) -> None:
+async def test_initialize_cannot_be_cancelled(revision: str, autojump_clock: MockClock) -> None:
     async def body(ctx: Context) -> None: ...
 
-    server = working(body)
+    server = new_server(body)
     async with connected(server, revision, opened=False) as wire:
         params = {"protocolVersion": revision, "capabilities": {}, "clientInfo": {"name": "c", "version": "1"}}
         wire.post(wire.request("initialize", params, id="open"))
         wire.post(cancel("open"))
         assert (await wire.response("open"))["result"]["protocolVersion"] == revision
         await wire.notify("notifications/initialized")
-        await works(wire, server)
+        await check_server(wire, server)
 
 
 # Ids.
@@ -322,53 +322,49 @@ async def test_initialize_is_answered_whatever_is_cancelled(revision: str, autoj
 
 @pytest.mark.contract
 @every_revision
-async def test_an_id_in_use_is_refused_to_another_and_the_first_goes_on(
-    revision: str, autojump_clock: MockClock
-) -> None:
+async def test_a_second_request_with_an_id_in_use_is_refused(revision: str, autojump_clock: MockClock) -> None:
     gate, began = trio.Event(), []
 
     async def body(ctx: Context) -> None:
         began.append(ctx.request_id)
         await gate.wait()
 
-    server = working(body)
+    server = new_server(body)
     async with connected(server, revision) as wire:
         first = await wire.start("tools/call", CALL, id="same")
         await wait_all_tasks_blocked()
         again = wire.request("tools/call", CALL, id="same")
         wire.post_bytes(json.dumps(again).encode() + b"\n")
         await wait_all_tasks_blocked()
-        # The refusal must not be taken for the answer of the first.
+        # The client must not take the refusal for the answer to the first request.
         [refused] = wire.unaddressed
         assert (refused["error"]["code"], began, wire.answered(first)) == (-32600, ["same"], False)
         gate.set()
         assert (await wire.response(first))["result"]["content"][0]["text"] == "worked"
-        await works(wire, server)
+        await check_server(wire, server)
 
 
 @every_revision
-async def test_an_id_is_in_use_until_its_cancelled_handler_has_ended_and_free_then(
-    revision: str, autojump_clock: MockClock
-) -> None:
+async def test_an_id_is_in_use_until_its_cancelled_handler_has_ended(revision: str, autojump_clock: MockClock) -> None:
     bodies = Bodies()
-    server = working(bodies.cleans_up_for_a_while)
+    server = new_server(bodies.cleans_up_for_a_while)
     async with connected(server, revision) as wire:
         await wire.start("tools/call", CALL, id=7)
         await wait_all_tasks_blocked()
         await wire.cancel(7)
         wire.post_bytes(json.dumps(wire.request("tools/list", id=7)).encode() + b"\n")
         await wait_all_tasks_blocked()
-        # Its answer goes to nobody any more, so the id may be named.
+        # The cancelled request gets no answer, so the error may name the id.
         assert (await wire.response(7))["error"]["code"] == -32600
         await trio.sleep(100)
         await wire.start("tools/call", {"name": "quick"}, id=7)
         assert (await wire.response(7))["result"]["content"][0]["text"] == "quick"
-        await works(wire, server)
+        await check_server(wire, server)
 
 
 @every_revision
-async def test_an_id_that_is_used_again_names_the_new_request_alone(revision: str, autojump_clock: MockClock) -> None:
-    """Also while the line with the old one's answer is still on its way."""
+async def test_an_id_that_is_used_again_names_only_the_new_request(revision: str, autojump_clock: MockClock) -> None:
+    """Also while the line with the old answer is still being written."""
     ends = []
 
     async def body(ctx: Context) -> None:
@@ -377,7 +373,7 @@ async def test_an_id_that_is_used_again_names_the_new_request_alone(revision: st
         finally:
             ends.append(ctx.request_id)
 
-    server = working(body, limits=Limits(calls=2))
+    server = new_server(body, limits=Limits(calls=2))
     async with connected(server, revision, streams=one_byte_pipe) as wire:
         with wire.not_reading():
             await wire.start("tools/call", {"name": "quick"}, id=1)
@@ -390,7 +386,7 @@ async def test_an_id_that_is_used_again_names_the_new_request_alone(revision: st
             await wait_all_tasks_blocked()
             assert (ends, server.statistics().running) == ([1], 1)
         assert (await wire.response(1))["result"]["content"][0]["text"] == "quick"
-        # And the old one's end, when its line is written, is not that of the new one.
+        # The end of the old request, when its line is written, does not end the new request.
         with wire.not_reading():
             await wire.start("tools/call", {"name": "quick"}, id=3)
             await wait_all_tasks_blocked()
@@ -402,16 +398,14 @@ async def test_an_id_that_is_used_again_names_the_new_request_alone(revision: st
         await wire.cancel(3)
         await wait_all_tasks_blocked()
         assert ends == [1, 3]
-        await works(wire, server)
+        await check_server(wire, server)
 
 
 @modern
-async def test_a_subscription_ends_when_it_is_cancelled_and_is_told_nothing_more(
-    revision: str, autojump_clock: MockClock
-) -> None:
+async def test_a_cancelled_subscription_gets_no_more_changes(revision: str, autojump_clock: MockClock) -> None:
     async def body(ctx: Context) -> None: ...
 
-    server = working(body, change_debounce=0)
+    server = new_server(body, change_debounce=0)
     async with connected(server, revision) as wire:
         listening = await wire.subscribe(tools=True)
         server.notify_list_changed("tools")
@@ -424,11 +418,11 @@ async def test_a_subscription_ends_when_it_is_cancelled_and_is_told_nothing_more
         assert not wire.answered(listening.id)
         again = await wire.subscribe(tools=True)  # an id may come again
         assert again.agreed == {"tools"}
-        await works(wire, server)
+        await check_server(wire, server)
 
 
 @every_revision
-async def test_a_cancelled_handler_is_no_failure_and_its_reason_is_there_to_be_read(
+async def test_a_cancelled_handler_can_read_the_reason_and_is_not_logged(
     revision: str, caplog: pytest.LogCaptureFixture, autojump_clock: MockClock
 ) -> None:
     reasons = []
@@ -440,7 +434,7 @@ async def test_a_cancelled_handler_is_no_failure_and_its_reason_is_there_to_be_r
             reasons.append(cancelled.reason)
             raise
 
-    server = working(body)
+    server = new_server(body)
     async with connected(server, revision) as wire:
         for reason in ("the user went home", None, "", "x" * 10_000):
             id = await wire.start("tools/call", CALL)
@@ -450,14 +444,16 @@ async def test_a_cancelled_handler_is_no_failure_and_its_reason_is_there_to_be_r
             id = await wire.start("tools/call", CALL)
             await wait_all_tasks_blocked()
             wire.post(cancel(id, reason=odd))
-        await works(wire, server)
+        await check_server(wire, server)
     usual = "the client cancelled the request"
     assert reasons == ["the user went home", usual, usual, "x" * 10_000, usual, usual, usual]
     assert not caplog.records
 
 
 @every_revision
-async def test_when_the_client_goes_its_handlers_hear_why(revision: str, autojump_clock: MockClock) -> None:
+async def test_the_end_of_the_client_cancels_its_handlers_with_a_reason(
+    revision: str, autojump_clock: MockClock
+) -> None:
     reasons = []
 
     async def body(ctx: Context) -> None:
@@ -467,17 +463,17 @@ async def test_when_the_client_goes_its_handlers_hear_why(revision: str, autojum
             reasons.append(cancelled.reason)
             raise
 
-    async with connected(working(body), revision) as wire:
+    async with connected(new_server(body), revision) as wire:
         await wire.start("tools/call", CALL)
         await wait_all_tasks_blocked()
     assert reasons == ["this call had not finished 5 seconds after the end of the client's input"]
 
 
-# With more than the request.
+# Cancellation with the connection or the question.
 
 
 @legacy
-async def test_what_waits_for_another_of_its_kind_ends_with_its_connection(
+async def test_requests_that_wait_for_their_turn_end_with_their_connection(
     revision: str, autojump_clock: MockClock
 ) -> None:
     """Subscriptions are served in the order in which they came."""
@@ -510,10 +506,8 @@ async def test_what_waits_for_another_of_its_kind_ends_with_its_connection(
 
 
 @pytest.mark.parametrize("cancelled", [False, True])
-async def test_a_question_that_is_lost_while_its_call_goes_on_says_so(
-    cancelled: bool, autojump_clock: MockClock
-) -> None:
-    """As where each call has a stream of its own; when it is cancelled at the same moment, that says it better."""
+async def test_a_lost_question_raises_client_gone(cancelled: bool, autojump_clock: MockClock) -> None:
+    """As on a transport with one stream per call.  If the call is cancelled at the same time, it raises `Cancelled`."""
     asked, ends = PendingQuestion(1), []
 
     async def ask() -> None:

@@ -1,4 +1,4 @@
-"""What a good neighbour does: checkpoints, no globals, no leftovers, in whatever loop and thread it runs."""
+"""Rules of a Trio library: checkpoints, no global state, no leftovers, in each kind of event loop and each thread."""
 
 from __future__ import annotations
 
@@ -109,7 +109,7 @@ CASES = [(revision, method) for revision in REVISION_NAMES for method in METHODS
 
 @pytest.mark.parametrize(("revision", "method"), CASES)
 @pytest.mark.parametrize("asked_for", [True, False], ids=["wanted", "not wanted"])
-async def test_what_a_handler_awaits_is_a_checkpoint(
+async def test_each_method_of_the_context_is_a_checkpoint(
     revision: str, asked_for: bool, method: Callable[[Context], Awaitable[None]], autojump_clock: MockClock
 ) -> None:
     server = Server("hygiene")
@@ -127,10 +127,10 @@ async def test_what_a_handler_awaits_is_a_checkpoint(
 
 
 @pytest.mark.parametrize(("revision", "method"), [case for case in CASES if case[1] not in (roots_again, completed)])
-async def test_what_a_handler_awaits_can_be_cancelled(
+async def test_each_method_of_the_context_can_be_cancelled(
     revision: str, method: Callable[[Context], Awaitable[None]], autojump_clock: MockClock
 ) -> None:
-    """By a scope of the handler's own."""
+    """By a cancel scope of the handler."""
     server = Server("hygiene")
 
     @server.tool
@@ -146,7 +146,7 @@ async def test_what_a_handler_awaits_can_be_cancelled(
         assert wire.asked == []
 
 
-async def test_to_serve_is_a_checkpoint_and_can_be_cancelled(autojump_clock: MockClock) -> None:
+async def test_serving_is_a_checkpoint_and_can_be_cancelled(autojump_clock: MockClock) -> None:
     for shared in (False, True):
         server = Server("hygiene")
         async with server.running() if shared else nullcontext():
@@ -165,7 +165,7 @@ async def test_to_serve_is_a_checkpoint_and_can_be_cancelled(autojump_clock: Moc
             assert scope.cancelled_caught
 
 
-async def test_to_run_is_a_checkpoint_and_can_be_cancelled(autojump_clock: MockClock) -> None:
+async def test_running_is_a_checkpoint_and_can_be_cancelled(autojump_clock: MockClock) -> None:
     server = Server("hygiene")
     with assert_checkpoints():
         async with server.running():
@@ -178,7 +178,7 @@ async def test_to_run_is_a_checkpoint_and_can_be_cancelled(autojump_clock: MockC
     assert not server._runs
 
 
-async def test_what_is_said_to_the_server_is_no_checkpoint(autojump_clock: MockClock) -> None:
+async def test_the_sync_methods_of_a_server_are_no_checkpoints(autojump_clock: MockClock) -> None:
     server = Server("hygiene")
     async with server.running():
         with assert_no_checkpoints():
@@ -187,10 +187,10 @@ async def test_what_is_said_to_the_server_is_no_checkpoint(autojump_clock: MockC
             server.statistics()
 
 
-# Nothing is left.
+# Leftovers.
 
 
-def everything() -> Server:
+def new_server() -> Server:
     server = Server("everything")
 
     @server.tool
@@ -252,26 +252,26 @@ def _tool(name: str, **arguments: Any) -> tuple[str, dict[str, Any]]:
 REQUESTS: dict[str, tuple[str, dict[str, Any]]] = {
     "a list": ("tools/list", {}),
     "a call": _tool("plain", x=1),
-    "a call that does not fit": _tool("plain", x="1"),
-    "a call of nothing": _tool("nothing"),
-    "a call that tells": _tool("tells"),
+    "a call with invalid arguments": _tool("plain", x="1"),
+    "a call of an unknown tool": _tool("nothing"),
+    "a call that reports": _tool("tells"),
     "a call that fails": _tool("fails"),
     "a call that is refused": _tool("refuses"),
-    "a call that tells the model": _tool("tells_the_model"),
+    "a call with a ToolError": _tool("tells_the_model"),
     "a call that fails in a nursery": _tool("fails_in_a_nursery"),
     "a call in a thread": _tool("thread"),
     "a call that asks": _tool("asks"),
     "a call that is cancelled": _tool("waits"),
     "a resource": ("resources/read", {"uri": "it://x"}),
-    "a resource that is not there": ("resources/read", {"uri": "that://x"}),
+    "an unknown resource": ("resources/read", {"uri": "that://x"}),
     "a prompt": ("prompts/get", {"name": "prompt", "arguments": {"name": "x"}}),
-    "a method that is not there": ("no/such/method", {}),
+    "an unknown method": ("no/such/method", {}),
     "a subscription": ("subscriptions/listen", {"notifications": {"toolsListChanged": True}}),
 }
 
 
-class Lines:
-    """A client that keeps nothing of what it hears."""
+class LineClient:
+    """A client that keeps no messages."""
 
     def __init__(self, stream: Any, wire: RawClient) -> None:
         self.stream = stream
@@ -327,20 +327,20 @@ class Lines:
 
 @pytest.mark.filterwarnings("error")
 @pytest.mark.parametrize("revision", ["2025-11-25", LATEST])
-@pytest.mark.parametrize("what", REQUESTS)
-async def test_requests_leave_nothing_to_the_garbage_collector(
-    what: str, revision: str, caplog: pytest.LogCaptureFixture, autojump_clock: MockClock
+@pytest.mark.parametrize("case", REQUESTS)
+async def test_requests_leave_no_objects_to_the_garbage_collector(
+    case: str, revision: str, caplog: pytest.LogCaptureFixture, autojump_clock: MockClock
 ) -> None:
-    """With the collector turned off the number of objects that it would have to look at stays the same."""
-    caplog.set_level(100, "trio_mcp")  # what is logged is kept by the test
-    method, params = REQUESTS[what]
-    cancelled = what in ("a call that is cancelled", "a subscription")
+    """While the garbage collector is off, the number of its objects stays the same."""
+    caplog.set_level(100, "trio_mcp")  # pytest would keep the log records
+    method, params = REQUESTS[case]
+    cancelled = case in ("a call that is cancelled", "a subscription")
     times = 100
-    server = everything()
+    server = new_server()
     ours, theirs = memory_stream_pair()
     async with trio.open_nursery() as nursery:
         nursery.start_soon(serve_stream, server, theirs)
-        lines = Lines(ours, RawClient(ours, revision))
+        lines = LineClient(ours, RawClient(ours, revision))
         await lines.open()
         for _ in range(20):
             await lines.exchange(method, params, cancelled)
@@ -358,15 +358,15 @@ async def test_requests_leave_nothing_to_the_garbage_collector(
         await ours.send_stream.aclose()
 
 
-async def test_connections_and_runs_leave_nothing_behind(autojump_clock: MockClock) -> None:
-    """Here the collector has its work: a connection and what serves it know each other."""
-    server = everything()
+async def test_connections_and_runs_leave_no_objects_behind(autojump_clock: MockClock) -> None:
+    """Here the garbage collector is on: a connection and its tasks have reference cycles."""
+    server = new_server()
 
-    async def one() -> None:
+    async def one_connection() -> None:
         ours, theirs = memory_stream_pair()
         async with trio.open_nursery() as nursery:
             nursery.start_soon(serve_stream, server, theirs)
-            lines = Lines(ours, RawClient(ours, LATEST))
+            lines = LineClient(ours, RawClient(ours, LATEST))
             await lines.exchange(*REQUESTS["a call"], False)
             await lines.exchange(*REQUESTS["a call that is cancelled"], True)
             await lines.exchange(*REQUESTS["a subscription"], True)
@@ -377,7 +377,7 @@ async def test_connections_and_runs_leave_nothing_behind(autojump_clock: MockClo
             counts = []
             for _ in range(4):
                 for _ in range(25):
-                    await one()
+                    await one_connection()
                 await wait_all_tasks_blocked()
                 gc.collect()
                 counts.append(len(gc.get_objects()))
@@ -385,10 +385,10 @@ async def test_connections_and_runs_leave_nothing_behind(autojump_clock: MockClo
 
 
 @pytest.mark.filterwarnings("error")
-async def test_files_sockets_and_threads_are_given_back(autojump_clock: MockClock) -> None:
+async def test_file_descriptors_and_threads_are_released(autojump_clock: MockClock) -> None:
     fds, threads = open_fds(), busy_threads()
     for _ in range(3):
-        async with connected(everything(), LATEST, answers=ANSWERS) as wire:
+        async with connected(new_server(), LATEST, answers=ANSWERS) as wire:
             for name in ("thread", "asks"):
                 await wire.call(*_tool(name))
     gc.collect()
@@ -396,15 +396,15 @@ async def test_files_sockets_and_threads_are_given_back(autojump_clock: MockCloc
     assert busy_threads() == threads
 
 
-# Wherever it runs.
+# Threads and event loops.
 
 
 def exchange(server: Server) -> Callable[[], Awaitable[str]]:
-    """A whole exchange in the loop at hand, without a clock or anything else that only a test has."""
+    """An exchange in the running event loop, without a mock clock or other tools of tests."""
 
     async def main() -> str:
         ours, theirs = memory_stream_pair()
-        lines = Lines(ours, RawClient(ours, LATEST))
+        lines = LineClient(ours, RawClient(ours, LATEST))
         async with trio.open_nursery() as nursery:
             nursery.start_soon(serve_stream, server, theirs)
             for name in ("a call", "a call in a thread", "a call that asks", "a resource", "a call that is refused"):
@@ -416,12 +416,12 @@ def exchange(server: Server) -> Callable[[], Awaitable[str]]:
     return main
 
 
-def test_it_runs_as_a_guest() -> None:
+def test_a_server_runs_in_guest_mode() -> None:
     todo: queue.Queue[Callable[[], Any]] = queue.Queue()
     outcomes: list[Any] = []
 
     trio.lowlevel.start_guest_run(
-        exchange(everything()),
+        exchange(new_server()),
         run_sync_soon_threadsafe=todo.put,
         done_callback=outcomes.append,
         host_uses_signal_set_wakeup_fd=True,
@@ -431,16 +431,16 @@ def test_it_runs_as_a_guest() -> None:
     assert outcomes[0].unwrap() == "done"
 
 
-def test_it_runs_off_the_main_thread() -> None:
+def test_a_server_runs_outside_the_main_thread() -> None:
     found: list[str] = []
-    thread = threading.Thread(target=lambda: found.append(trio.run(exchange(everything()))))
+    thread = threading.Thread(target=lambda: found.append(trio.run(exchange(new_server()))))
     thread.start()
     thread.join(30)
     assert found == ["done"]
 
 
 def test_one_server_runs_in_two_loops_at_once() -> None:
-    server, found = everything(), []
+    server, found = new_server(), []
     threads = [
         threading.Thread(target=lambda: found.append(trio.run(exchange(server))))  # type: ignore[arg-type]
         for _ in range(2)
@@ -459,8 +459,8 @@ def output_of(program: str, *options: str) -> str:
     return done.stdout
 
 
-def test_no_other_loop_and_no_transport_come_along() -> None:
-    """Of what is imported when a server is used, apart from what this test needs itself."""
+def test_a_server_imports_no_other_event_loop_and_no_transport() -> None:
+    """The modules that the use of a server imports, without those that the test itself needs."""
     program = """
 import json, sys
 import trio_mcp
@@ -510,7 +510,7 @@ print(json.dumps(sorted(unwanted & {name.partition(".")[0] for name in sys.modul
     assert json.loads(done.stdout) == []
 
 
-def test_a_client_and_a_server_by_http_and_websocket_bring_no_other_loop() -> None:
+def test_http_and_websocket_import_no_other_event_loop() -> None:
     program = """
 import json, sys
 import trio
@@ -543,28 +543,25 @@ print(json.dumps(sorted(unwanted & {name.partition(".")[0] for name in sys.modul
     assert json.loads(done.stdout) == []
 
 
-# What is shielded without a deadline of its own, and why it ends all the same.
+# The functions with a shield without a deadline, and the reason why each ends in time.
 ENDS = {
     ("child", "aclose"): "it waits for `_run`",
     ("child", "_run"): "each step of the end has a deadline",
-    (
-        "workers",
-        "_wait_for_tasks",
-    ): "it is cancelled, unless it shields itself: then it ends as any handler does that is shielded",
-    ("workers", "call"): "what it waits for has been cancelled, and only a caller that joins waits for it",
-    ("session", "_work_in_turn"): "whoever is before has been cancelled, too",
-    ("session", "serve"): "what it waits for has been cancelled",
+    ("workers", "_wait_for_tasks"): "the tasks are cancelled; a task with its own shield ends like a shielded handler",
+    ("workers", "call"): "the function has been cancelled, and only a caller that joins waits for it",
+    ("session", "_work_in_turn"): "the requests before it have been cancelled, too",
+    ("session", "serve"): "the tasks have been cancelled",
     ("wire", "run"): "the write that it waits for has a deadline by then",
     ("sqlite_file", "close"): "SQLite waits for other processes for five seconds",
     ("redis", "__aenter__"): "it waits for a task of this process to start",
-    ("redis", "__aexit__"): "a block that is being entered has deadlines, and so has the end of the connections",
-    ("tap_websocket", "pass_websocket"): "to close a stream forcefully takes no time",
-    ("listener", "serve_http"): "to close a listener takes no time",
-    ("connection", "write"): "its pace has a deadline, which moves with what the client reads",
+    ("redis", "__aexit__"): "the start of a block and the end of the connections have deadlines",
+    ("tap_websocket", "pass_websocket"): "a forceful close of a stream takes no time",
+    ("listener", "serve_http"): "the close of a listener takes no time",
+    ("connection", "write"): "its pace has a deadline, which moves while the client reads",
 }
 
 
-def test_whatever_is_shielded_ends_in_time() -> None:
+def test_each_shield_without_a_deadline_is_known() -> None:
     package = Path(trio_mcp.__file__).parent
     forever = set()
     for path in package.rglob("*.py"):
@@ -578,7 +575,7 @@ def test_whatever_is_shielded_ends_in_time() -> None:
     assert forever == ENDS.keys()
 
 
-def test_importing_it_changes_nothing_global() -> None:
+def test_the_import_changes_no_global_state() -> None:
     program = """
 import signal, sys, threading, warnings, logging, gc
 def state():

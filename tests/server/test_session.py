@@ -1,4 +1,4 @@
-"""One client: what its calls leave behind when something else happens at the same time, and by which wire each goes."""
+"""The server's end of one session: the end of calls at the same time as other events, and the wire of each message."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ def call(id: int, name: str) -> bytes:
     return json.dumps(message).encode() + b"\n"
 
 
-def working(**options: Any) -> Server:
+def new_server(**options: Any) -> Server:
     server = Server("working", **options)
 
     @server.tool
@@ -55,8 +55,8 @@ def working(**options: Any) -> Server:
 
 
 @pytest.mark.parametrize("shared", [True, False])
-async def test_to_cancel_a_connection_ends_what_is_at_work_for_it(shared: bool, autojump_clock: MockClock) -> None:
-    server = working()
+async def test_a_cancelled_connection_ends_its_calls(shared: bool, autojump_clock: MockClock) -> None:
+    server = new_server()
     ours, theirs = memory_stream_pair()
     start = trio.current_time()
     with trio.move_on_after(1):
@@ -77,12 +77,12 @@ async def _running(server: Server, task_status: trio.TaskStatus[None]) -> None:
 
 
 async def test_an_id_may_be_used_again_as_soon_as_its_answer_is_queued(autojump_clock: MockClock) -> None:
-    """No client should; but none may bring a server down by it."""
-    server = working(limits=Limits(outgoing=0))
+    """No client should do this, but it must not break the server."""
+    server = new_server(limits=Limits(outgoing=0))
     ours, theirs = one_byte_pipe()
     async with trio.open_nursery() as nursery:
         nursery.start_soon(serve_stream, server, theirs)
-        # The first answer is stuck in the wire, so the other two calls keep their places until there is room.
+        # The first answer blocks the wire, so the other two calls count as running until there is room.
         await ours.send_all(b"".join(call(id, "quick") for id in (1, 2, 3)))
         await wait_all_tasks_blocked()
         assert server.statistics().running == 3
@@ -113,30 +113,28 @@ def meta(revision: str) -> dict[str, Any]:
     return {"progressToken": "p", **(terms if revision == LATEST else {})}
 
 
-def asked(id: int, revision: str, name: str, method: str = "tools/call") -> Request:
+def new_request(id: int, revision: str, name: str, method: str = "tools/call") -> Request:
     params = {"name": name} if method == "tools/call" else {"notifications": {"toolsListChanged": True}}
     return Request(id, method, {**params, "_meta": meta(revision)})
 
 
-def heard(conversation: ServerSession, *requests: Request, wire: WireStub) -> None:
+def receive(conversation: ServerSession, *requests: Request, wire: WireStub) -> None:
     for request in requests:
         conversation.receive(request, trio.current_time(), wire=wire)
 
 
-def sent(conversation: ServerSession, wire: WireStub) -> list[Any]:
-    """What of all that is to be sent goes out there."""
+def sent_to(conversation: ServerSession, wire: WireStub) -> list[Any]:
+    """The outgoing messages of this wire."""
     return [message for message, label in conversation.session.outgoing() if label is wire]
 
 
-def conversing(run: Run, revision: str, own: WireStub) -> ServerSession:
-    """Over HTTP: a session, or what one request of the modern era makes."""
+def new_session(run: Run, revision: str, own: WireStub) -> ServerSession:
+    """The server's end over HTTP: of a session, or of one request of the modern era."""
     return session_of(run, revision, own) if revision != LATEST else ServerSession(run, own, link=LinkKind.EXCHANGE)
 
 
 @every_revision
-async def test_what_is_said_in_the_course_of_a_request_goes_where_it_came_in(
-    revision: str, autojump_clock: MockClock
-) -> None:
+async def test_messages_of_a_request_go_to_the_wire_on_which_it_came(revision: str, autojump_clock: MockClock) -> None:
     server = Server("wires")
 
     @server.tool
@@ -148,12 +146,12 @@ async def test_what_is_said_in_the_course_of_a_request_goes_where_it_came_in(
 
     async with server._joined() as run:
         own, wires = WireStub(), (WireStub(), WireStub())
-        conversation = conversing(run, revision, own)
+        conversation = new_session(run, revision, own)
         if revision != LATEST:
             conversation.receive(Request(9, "logging/setLevel", {"level": "info"}), 0)
             assert [label for _, label in conversation.session.outgoing()] == [own]
         for id, wire in enumerate(wires):
-            heard(conversation, asked(id, revision, "tells"), wire=wire)
+            receive(conversation, new_request(id, revision, "tells"), wire=wire)
         await trio.sleep(0.5)
         told = conversation.session.outgoing()
         for wire in wires:
@@ -165,18 +163,18 @@ async def test_what_is_said_in_the_course_of_a_request_goes_where_it_came_in(
 
 
 @pytest.mark.parametrize(
-    ("revision", "standing"),
-    [*((name, "at work") for name in REVISION_NAMES), (LATEST, "listens")],
+    ("revision", "kind"),
+    [*((name, "call") for name in REVISION_NAMES), (LATEST, "subscription")],
 )
 async def test_a_request_that_ends_without_an_answer_wakes_its_wire(
-    revision: str, standing: str, autojump_clock: MockClock
+    revision: str, kind: str, autojump_clock: MockClock
 ) -> None:
-    server = working(capabilities=["tools"])
+    server = new_server(capabilities=["tools"])
     async with server._joined() as run:
         own, wire = WireStub(), WireStub()
-        conversation = conversing(run, revision, own)
-        method = "subscriptions/listen" if standing == "listens" else "tools/call"
-        heard(conversation, asked(2, revision, "slow", method), wire=wire)
+        conversation = new_session(run, revision, own)
+        method = "subscriptions/listen" if kind == "subscription" else "tools/call"
+        receive(conversation, new_request(2, revision, "slow", method), wire=wire)
         await wait_all_tasks_blocked()
         before = wire.woken
         conversation.receive(Notification("notifications/cancelled", {"requestId": 2}), 0, wire=WireStub())
@@ -185,33 +183,31 @@ async def test_a_request_that_ends_without_an_answer_wakes_its_wire(
         assert conversation.session.label_of(2) is None
         server.notify_list_changed("tools")
         await trio.sleep(1)
-        assert not sent(conversation, wire)
+        assert not sent_to(conversation, wire)
 
 
 @req("http-28")
 @legacy
-async def test_a_lost_wire_of_a_session_ends_nothing_and_a_lost_session_everything(
-    revision: str, autojump_clock: MockClock
-) -> None:
-    server = working()
+async def test_a_lost_wire_ends_no_call_and_a_lost_session_all_calls(revision: str, autojump_clock: MockClock) -> None:
+    server = new_server()
     async with server._joined() as run:
         wire = WireStub()
         conversation = session_of(run, revision, WireStub())
-        heard(conversation, asked(1, revision, "slow"), wire=wire)
+        receive(conversation, new_request(1, revision, "slow"), wire=wire)
         await trio.sleep(1)
         assert not conversation.session.connection_lost(1)  # the stream of this request
         await trio.sleep(5)
-        assert [type(message) for message in sent(conversation, wire)] == [Response]
-        heard(conversation, asked(2, revision, "slow"), wire=wire)
+        assert [type(message) for message in sent_to(conversation, wire)] == [Response]
+        receive(conversation, new_request(2, revision, "slow"), wire=wire)
         await trio.sleep(1)
         conversation.connection_lost("its client has ended the session")
         await wait_all_tasks_blocked()
         assert server.statistics().running == 0
-        assert not sent(conversation, wire)
+        assert not sent_to(conversation, wire)
 
 
 @legacy
-async def test_a_json_answer_carries_nothing_else_and_a_question_says_so(
+async def test_a_question_over_a_json_only_wire_fails_with_a_hint(
     revision: str, autojump_clock: MockClock, caplog: pytest.LogCaptureFixture
 ) -> None:
     server, began = Server("json"), []
@@ -226,7 +222,7 @@ async def test_a_json_answer_carries_nothing_else_and_a_question_says_so(
     async with server._joined() as run:
         own, wire = WireStub(), WireStub(answers_only=True)
         conversation = session_of(run, revision, own)
-        heard(conversation, asked(1, revision, "asks"), wire=wire)
+        receive(conversation, new_request(1, revision, "asks"), wire=wire)
         await wait_all_tasks_blocked()
         (answer,) = conversation.session.outgoing()
         assert answer[1] is wire
@@ -237,7 +233,7 @@ async def test_a_json_answer_carries_nothing_else_and_a_question_says_so(
         assert began == [trio.current_time()]
 
 
-async def test_reports_are_checked_also_where_nobody_can_hear_them(autojump_clock: MockClock) -> None:
+async def test_reports_are_checked_even_if_they_cannot_be_sent(autojump_clock: MockClock) -> None:
     server, failed = Server("json"), []
 
     @server.tool
@@ -252,12 +248,12 @@ async def test_reports_are_checked_also_where_nobody_can_hear_them(autojump_cloc
 
     async with server._joined() as run:
         wire = WireStub(answers_only=True)
-        heard(conversing(run, LATEST, wire), asked(1, LATEST, "tells"), wire=wire)
+        receive(new_session(run, LATEST, wire), new_request(1, LATEST, "tells"), wire=wire)
         await wait_all_tasks_blocked()
     assert len(failed) == 2
 
 
-async def test_a_modern_question_is_an_answer_and_may_be_json(autojump_clock: MockClock) -> None:
+async def test_a_modern_question_can_be_sent_as_a_json_answer(autojump_clock: MockClock) -> None:
     server = Server("json")
 
     @server.tool
@@ -268,36 +264,36 @@ async def test_a_modern_question_is_an_answer_and_may_be_json(autojump_clock: Mo
 
     async with server._joined() as run:
         wires = WireStub(answers_only=True), WireStub()
-        first = conversing(run, LATEST, wires[0])
-        heard(first, asked(1, LATEST, "asks"), wire=wires[0])
+        first = new_session(run, LATEST, wires[0])
+        receive(first, new_request(1, LATEST, "asks"), wire=wires[0])
         await wait_all_tasks_blocked()
-        (asking,) = sent(first, wires[0])
-        result = json.loads(encode(asking))["result"]  # in the queue it is there as bytes only
+        (asking,) = sent_to(first, wires[0])
+        result = json.loads(encode(asking))["result"]  # the queue has only its bytes
         assert result["resultType"] == "input_required"
         first.connection_lost("the response has ended")
-        # The handler goes on under another request, by whose wire it tells and answers.
+        # The handler goes on with another request, and reports and answers on the wire of that request.
         (key,) = result["inputRequests"]
-        again = asked(2, LATEST, "asks")
+        again = new_request(2, LATEST, "asks")
         again.params["requestState"] = result["requestState"]
         again.params["inputResponses"] = {key: {"action": "decline"}}
-        second = conversing(run, LATEST, wires[1])
-        heard(second, again, wire=wires[1])
+        second = new_session(run, LATEST, wires[1])
+        receive(second, again, wire=wires[1])
         await wait_all_tasks_blocked()
-        told, answer = sent(second, wires[1])
+        told, answer = sent_to(second, wires[1])
         assert (told.method, answer.id) == ("notifications/progress", 2)
         assert answer.result["content"][0]["text"] == "Declined"
 
 
 @legacy
-async def test_changes_go_by_the_session_s_own_wire_and_wait_while_that_is_full(
+async def test_changes_go_by_the_wire_of_the_session_and_wait_while_it_is_full(
     revision: str, autojump_clock: MockClock
 ) -> None:
     server = Server("changes", capabilities=["tools"])
     async with server._joined() as run:
         own, other = WireStub(), WireStub(full=True)
         conversation = session_of(run, revision, own)
-        heard(conversation, Request(1, "ping", {}), wire=other)
-        assert [type(message) for message in sent(conversation, other)] == [Response]
+        receive(conversation, Request(1, "ping", {}), wire=other)
+        assert [type(message) for message in sent_to(conversation, other)] == [Response]
         server.notify_list_changed("tools")
         await trio.sleep(1)
         messages = conversation.session.outgoing()
@@ -314,7 +310,7 @@ async def test_changes_go_by_the_session_s_own_wire_and_wait_while_that_is_full(
 
 
 @pytest.mark.parametrize("revision", [OLD])
-async def test_that_a_page_is_done_is_told_by_the_call_that_sent_there_and_later_by_the_session(
+async def test_a_completed_page_is_reported_by_its_call_or_by_the_session(
     revision: str, autojump_clock: MockClock
 ) -> None:
     server, calls = Server("pages"), []
@@ -331,9 +327,9 @@ async def test_that_a_page_is_done_is_told_by_the_call_that_sent_there_and_later
     async with server._joined() as run:
         own, wire = WireStub(), WireStub()
         conversation = session_of(run, revision, own)
-        heard(conversation, asked(1, revision, "pay"), wire=wire)
+        receive(conversation, new_request(1, revision, "pay"), wire=wire)
         await trio.sleep(2)
-        methods = [getattr(message, "method", "the answer") for message in sent(conversation, wire)]
+        methods = [getattr(message, "method", "the answer") for message in sent_to(conversation, wire)]
         done = "notifications/elicitation/complete"
         assert methods == ["elicitation/create", "notifications/cancelled", done, "the answer"]
         before = own.woken
@@ -343,15 +339,15 @@ async def test_that_a_page_is_done_is_told_by_the_call_that_sent_there_and_later
 
 
 @every_revision
-async def test_a_server_that_stops_closes_every_wire_that_somebody_waits_at(
+async def test_a_server_that_stops_closes_each_wire_with_an_open_request(
     revision: str, autojump_clock: MockClock
 ) -> None:
-    server = working()
+    server = new_server()
     async with server._joined() as run:
         own, wire, over = WireStub(), WireStub(), WireStub()
-        conversation = conversing(run, revision, own)
-        heard(conversation, asked(1, revision, "slow"), wire=wire)
-        heard(conversation, asked(2, revision, "quick"), wire=over)
+        conversation = new_session(run, revision, own)
+        receive(conversation, new_request(1, revision, "slow"), wire=wire)
+        receive(conversation, new_request(2, revision, "quick"), wire=over)
         await trio.sleep(1)
         conversation.stop()
         assert (own.closed, wire.closed, over.closed) == (True, True, False)
@@ -360,30 +356,30 @@ async def test_a_server_that_stops_closes_every_wire_that_somebody_waits_at(
 
 
 @every_revision
-async def test_a_drain_answers_each_request_where_it_came_in(revision: str, autojump_clock: MockClock) -> None:
-    server = working()
+async def test_a_drain_answers_each_request_on_its_own_wire(revision: str, autojump_clock: MockClock) -> None:
+    server = new_server()
     async with server._joined() as run:
         wires = {name: WireStub() for name in ("runs", "listens", "late")}
-        conversation = conversing(run, revision, WireStub())
-        heard(conversation, asked(1, revision, "slow"), wire=wires["runs"])
+        conversation = new_session(run, revision, WireStub())
+        receive(conversation, new_request(1, revision, "slow"), wire=wires["runs"])
         if revision == LATEST:
-            heard(conversation, asked(3, revision, "", "subscriptions/listen"), wire=wires["listens"])
+            receive(conversation, new_request(3, revision, "", "subscriptions/listen"), wire=wires["listens"])
         conversation.session.outgoing()
         run.draining = True
         async with trio.open_nursery() as nursery:
             nursery.start_soon(conversation.drain)
             await wait_all_tasks_blocked()
-            heard(conversation, asked(4, revision, "slow"), wire=wires["late"])
+            receive(conversation, new_request(4, revision, "slow"), wire=wires["late"])
             went = conversation.session.outgoing()
             expected = {(4, Error, wires["late"])}
             if revision == LATEST:
                 expected |= {(3, Response, wires["listens"])}
             assert {(message.id, type(message), label) for message, label in went} == expected  # type: ignore[union-attr]
-        (answer,) = sent(conversation, wires["runs"])
+        (answer,) = sent_to(conversation, wires["runs"])
         assert isinstance(answer, Response)
 
 
-async def test_a_request_of_the_legacy_era_may_stand_alone_under_terms_that_are_known(
+async def test_a_legacy_request_needs_no_handshake_under_given_terms(
     autojump_clock: MockClock,
 ) -> None:
     server, failed = Server("alone"), []
@@ -392,15 +388,15 @@ async def test_a_request_of_the_legacy_era_may_stand_alone_under_terms_that_are_
     async def asks(ctx: Context) -> str:
         try:
             await ctx.sample("How many?", max_tokens=1)
-        except NotDeclared as error:  # and it is not the response that lacks something
+        except NotDeclared as error:  # the error is not about the response
             failed.append(type(error).__name__)
         return ctx.revision
 
     async with server._joined() as run:
         wire = WireStub()
         conversation = ServerSession(run, wire, link=LinkKind.SESSION, terms=Terms(REVISIONS[OLD]))
-        heard(conversation, asked(1, OLD, "asks"), wire=wire)
+        receive(conversation, new_request(1, OLD, "asks"), wire=wire)
         await wait_all_tasks_blocked()
-        (answer,) = sent(conversation, wire)
+        (answer,) = sent_to(conversation, wire)
         assert answer.result["content"][0]["text"] == OLD
     assert failed == ["NotDeclared"]
