@@ -17,6 +17,8 @@ from tests.http.ws import HANDSHAKE
 from tests.server.checkpoints import open_fds
 from trio_mcp import Limits
 
+pytestmark = pytest.mark.usefixtures("frozen_heap")
+
 Deed = Callable[[HttpClient], Awaitable[object]]
 
 

@@ -30,6 +30,8 @@ from tests.server.checkpoints import busy_threads, open_fds, unlimited_pipe
 from tests.server.raw_client import LATEST, REVISION_NAMES, RawClient, connected
 from trio_mcp import Context, ElicitUrl, ListRoots, RequestError, Server, ToolError, serve_stream
 
+pytestmark = pytest.mark.usefixtures("frozen_heap")
+
 ROOT = Path(__file__).parents[2]
 ANSWERS: dict[str, Callable[[Any], Any]] = {
     "sampling/createMessage": lambda _: {"role": "assistant", "model": "m", "content": {"type": "text", "text": "1"}},
