@@ -1,4 +1,4 @@
-"""What servers and clients should do: the rows of the requirement table that say SHOULD and stand in no other test."""
+"""Rows of the table of requirements that say SHOULD, if no other test has them."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ both = pytest.mark.parametrize("revision", [D, E])
 @req("tool-15")
 @pytest.mark.parametrize("revision", [C, D, E])
 @pytest.mark.parametrize(
-    ("said", "why"),
+    ("returned", "why"),
     [
         ({"degrees": "warm"}, "degrees"),
         ({}, "degrees"),
@@ -48,15 +48,15 @@ both = pytest.mark.parametrize("revision", [D, E])
     ],
     ids=str,
 )
-async def test_a_structured_result_that_breaks_the_promise_of_its_tool_is_no_result(
-    revision: str, said: Any, why: str, autojump_clock: MockClock
+async def test_a_structured_result_that_breaks_its_output_schema_is_refused(
+    revision: str, returned: Any, why: str, autojump_clock: MockClock
 ) -> None:
     async def spoil(ctx: Context, request: Request, call_next: Any) -> Any:
         result = await call_next()
         if request.method != "tools/call":
             return result
         rest = {name: value for name, value in result.items() if name != "structuredContent"}
-        return rest if said is None else {**rest, "structuredContent": said}
+        return rest if returned is None else {**rest, "structuredContent": returned}
 
     server = Server("weather", middleware=[spoil])
 
@@ -74,7 +74,7 @@ async def test_a_structured_result_that_breaks_the_promise_of_its_tool_is_no_res
 
 @req("tool-12")
 @both
-async def test_a_server_whose_tools_embed_resources_declares_that_it_has_some(
+async def test_a_server_whose_tools_embed_resources_declares_resources(
     revision: str, autojump_clock: MockClock
 ) -> None:
     def embedding(*hints: Any) -> Server:
@@ -97,7 +97,7 @@ async def test_a_server_whose_tools_embed_resources_declares_that_it_has_some(
 
 
 @req("tool-12")
-async def test_a_server_that_shows_another_declares_what_that_embeds(autojump_clock: MockClock) -> None:
+async def test_a_server_declares_resources_for_the_tools_of_a_mounted_server(autojump_clock: MockClock) -> None:
     inner, outer = Server("inner"), Server("outer")
     outer.mount(inner, prefix="in_")
 
@@ -111,11 +111,11 @@ async def test_a_server_that_shows_another_declares_what_that_embeds(autojump_cl
 
 @req("tool-26", "tool-27")
 @both
-async def test_equal_names_of_several_servers_are_told_apart_by_a_prefix_and_not_by_who_they_say_they_are(
+async def test_equal_tool_names_of_several_servers_are_distinguished_by_a_prefix(
     revision: str, autojump_clock: MockClock
 ) -> None:
     def counting(by: int) -> Server:
-        server = Server("counter")  # both say that they are the same
+        server = Server("counter")  # both servers have the same name
 
         @server.tool
         async def add(number: int) -> int:
@@ -135,7 +135,7 @@ async def test_equal_names_of_several_servers_are_told_apart_by_a_prefix_and_not
 
 
 @req("tool-28")
-def test_a_secret_that_would_go_into_a_header_is_told_to_the_author(caplog: pytest.LogCaptureFixture) -> None:
+def test_a_secret_argument_that_is_repeated_in_a_header_is_logged(caplog: pytest.LogCaptureFixture) -> None:
     server = Server("headers")
 
     @server.tool
@@ -164,19 +164,19 @@ def test_a_secret_that_would_go_into_a_header_is_told_to_the_author(caplog: pyte
 
 @req("samp-19")
 @both
-async def test_a_loop_of_a_model_that_uses_tools_has_an_end(
+async def test_a_loop_of_tool_uses_in_sampling_is_limited(
     revision: str, caplog: pytest.LogCaptureFixture, autojump_clock: MockClock
 ) -> None:
     server, tool, asked = Server("loop"), Tool("f", {"type": "object"}), list[int]()
 
     @server.tool
     async def think(ctx: Context) -> str:
-        said: list[Any] = ["Do it"]
+        messages: list[Any] = ["Do it"]
         while True:
-            answer = await ctx.sample(said, max_tokens=9, tools=[tool])
+            answer = await ctx.sample(messages, max_tokens=9, tools=[tool])
             (use,) = answer.content if isinstance(answer.content, list) else [answer.content]
             assert isinstance(use, ToolUseContent)
-            said += [answer, SamplingMessage("user", [ToolResultContent(use.id, [])])]
+            messages += [answer, SamplingMessage("user", [ToolResultContent(use.id, [])])]
 
     def model(request: object) -> CreateMessageResult:
         asked.append(len(asked))
@@ -195,7 +195,7 @@ async def test_a_loop_of_a_model_that_uses_tools_has_an_end(
 
 @req("res-03")
 @both
-async def test_what_the_server_names_by_itself_is_of_no_scheme_that_a_client_could_fetch(
+async def test_uris_that_the_server_makes_have_a_scheme_that_cannot_be_fetched(
     revision: str, autojump_clock: MockClock
 ) -> None:
     server = Server("names")
@@ -219,9 +219,7 @@ async def test_what_the_server_names_by_itself_is_of_no_scheme_that_a_client_cou
 
 @req("res-12")
 @both
-async def test_any_bytes_are_in_blob_as_base64_of_the_standard_alphabet(
-    revision: str, autojump_clock: MockClock
-) -> None:
+async def test_binary_contents_are_base64_of_the_standard_alphabet(revision: str, autojump_clock: MockClock) -> None:
     given = [b"", b"\x00", b"\xff\xfe", b"\xfb\xef\xbe", bytes(range(256)), b"a\nb\r\n" * 100]
     server = Server("bytes")
 
@@ -248,7 +246,7 @@ async def test_any_bytes_are_in_blob_as_base64_of_the_standard_alphabet(
 @pytest.mark.parametrize(
     "uri", ["http://127.0.0.1:9/s", "https://169.254.169.254/s", "https://example.com/s", "file:///s"]
 )
-def test_no_schema_is_fetched_from_anywhere_and_nothing_can_be_set_to_do_so(uri: str) -> None:
+def test_external_references_of_schemas_are_never_fetched(uri: str) -> None:
     schema = {"type": "object", "properties": {"a": {"$ref": uri}}}
     server = Server("schemas")
     with mock.patch.object(socket.socket, "connect", side_effect=AssertionError("it connects")):
@@ -266,10 +264,8 @@ def test_no_schema_is_fetched_from_anywhere_and_nothing_can_be_set_to_do_so(uri:
 
 @req("ver-07")
 @both
-async def test_no_extension_is_shipped_whose_fallback_would_have_to_be_described(
-    revision: str, autojump_clock: MockClock
-) -> None:
-    """An extension is declared in the capabilities, and the docs say what happens without it."""
+async def test_the_fallback_of_each_declared_extension_is_documented(revision: str, autojump_clock: MockClock) -> None:
+    """An extension is declared in the capabilities, and the docs must describe the behaviour without it."""
     server = Server("plain", capabilities=["tools", "prompts", "resources", "completions"])
     heard: list[Any] = []
 
@@ -284,7 +280,9 @@ async def test_no_extension_is_shipped_whose_fallback_would_have_to_be_described
         declared = {**client.capabilities.get("extensions", {}), **heard[0].get("extensions", {})}
     pages = "".join(page.read_text(encoding="utf-8") for page in (ROOT / "docs").glob("*.md"))
     for name in declared:
-        assert re.search(rf"without `?{re.escape(name)}", pages), f"what happens without {name} is not described"
+        assert re.search(rf"without `?{re.escape(name)}", pages), (
+            f"the docs do not describe the behaviour without {name}"
+        )
     assert declared == {}
 
 
@@ -292,10 +290,10 @@ async def test_no_extension_is_shipped_whose_fallback_would_have_to_be_described
 
 
 @req("http-104")
-async def test_a_proxy_that_decides_by_headers_refuses_versions_whose_headers_say_nothing(
+async def test_a_proxy_that_decides_by_headers_refuses_versions_without_them(
     autojump_clock: MockClock,
 ) -> None:
-    """The one of the page about HTTP."""
+    """The proxy is the example of the page about HTTP."""
     page = (ROOT / "docs" / "http.md").read_text(encoding="utf-8")
     (code,) = (block for block in re.findall(r"```python\n(.*?)```", page, re.DOTALL) if "class Policy" in block)
     names: dict[str, Any] = {}

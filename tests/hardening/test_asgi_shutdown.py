@@ -1,4 +1,4 @@
-"""An ASGI server that shuts down: calls have the time that it gives them, and not the application's after that."""
+"""Shutdown of an ASGI server: calls have the time of the server, and not the time of the application in addition."""
 
 from __future__ import annotations
 
@@ -13,8 +13,8 @@ from trio_mcp import Context, Server
 from trio_mcp.asgi import AsgiApp
 
 
-class Working:
-    """A server with a call that takes an hour, and a client that has begun it."""
+class SlowServer:
+    """A server with a tool that takes an hour, and a function that starts a call of it."""
 
     def __init__(self) -> None:
         self.server = Server("working")
@@ -36,24 +36,22 @@ class Working:
 
 
 @legacy
-async def test_a_call_that_nobody_can_hear_of_any_more_holds_nothing_up(
-    revision: str, autojump_clock: MockClock
-) -> None:
+async def test_a_call_without_connections_does_not_delay_the_shutdown(revision: str, autojump_clock: MockClock) -> None:
     """ASGI: lifespan.shutdown comes when the server "has stopped accepting connections and closed all active ones"."""
-    working = Working()
-    app = AsgiApp(working.server, shutdown_timeout=7)
+    slow = SlowServer()
+    app = AsgiApp(slow.server, shutdown_timeout=7)
     async with lifespan_of(app):
         async with hosted(app, lifespan=False) as web:
-            await working.begin(web, revision)
-        assert working.ended == []  # a client of these revisions may come back for its answer
+            await slow.begin(web, revision)
+        assert slow.ended == []  # a client of these revisions may come back for its answer
         began = trio.current_time()
-    assert (working.ended, trio.current_time()) == ([began], began)
+    assert (slow.ended, trio.current_time()) == ([began], began)
 
 
 @legacy
-async def test_a_call_whose_client_is_there_has_its_grace(revision: str, autojump_clock: MockClock) -> None:
-    working = Working()
-    app = AsgiApp(working.server, shutdown_timeout=7)
+async def test_a_call_of_a_connected_client_has_the_shutdown_timeout(revision: str, autojump_clock: MockClock) -> None:
+    slow = SlowServer()
+    app = AsgiApp(slow.server, shutdown_timeout=7)
     async with hosted(app, lifespan=False) as web:
         async with lifespan_of(app):
             session = await web.initialize(revision)
@@ -61,14 +59,14 @@ async def test_a_call_whose_client_is_there_has_its_grace(revision: str, autojum
             link, *_ = await web.begin(message, session=session)
             await trio.testing.wait_all_tasks_blocked()
             began = trio.current_time()
-        assert (working.ended, trio.current_time()) == ([began + 7], began + 7)
+        assert (slow.ended, trio.current_time()) == ([began + 7], began + 7)
         await link.aclose()
 
 
 @pytest.mark.full
 @legacy
-async def test_hypercorn_ends_when_its_own_time_is_over(revision: str) -> None:
-    working = Working()
-    async with hypercorn_of(AsgiApp(working.server, shutdown_timeout=3600), graceful_timeout=0.1) as web:
-        await working.begin(web, revision)
-    assert len(working.ended) == 1
+async def test_hypercorn_ends_after_its_own_timeout(revision: str) -> None:
+    slow = SlowServer()
+    async with hypercorn_of(AsgiApp(slow.server, shutdown_timeout=3600), graceful_timeout=0.1) as web:
+        await slow.begin(web, revision)
+    assert len(slow.ended) == 1

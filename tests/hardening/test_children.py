@@ -1,4 +1,4 @@
-"""Programs that a client starts and that are no servers, or are slow to become one; and what they get of us."""
+"""Programs that a client starts: their environment, slow servers, and programs that are not servers."""
 
 from __future__ import annotations
 
@@ -19,8 +19,8 @@ from tests.server.raw_client import LATEST
 from trio_mcp import McpError, Server, UsageError, open_client
 from trio_mcp.errors import HandshakeError, ServerExited, SessionClosed
 
-# A server with one tool, which tells of the environment.
-TELLS = """
+# A server with one tool, which returns the environment.
+ENVIRONMENT_SERVER = """
 import os
 from trio_mcp import Server
 
@@ -44,24 +44,24 @@ LANGUAGE = {"LANG": "de_AT.UTF-8", "LC_TIME": "de_AT.UTF-8", "TMPDIR": "/tmp"}
     ],
     ids=["default", "env", "inherit"],
 )
-async def test_a_child_gets_a_few_variables_unless_more_are_given(
+async def test_a_child_gets_a_few_environment_variables_by_default(
     options: Any, given: dict[str, str], withheld: set[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     for name, value in {**LANGUAGE, "API_KEY": "s3cret", "PYTHONWARNINGS": "error"}.items():
         monkeypatch.setenv(name, value)
-    async with open_client([sys.executable, "-c", TELLS], **options) as client:
+    async with open_client([sys.executable, "-c", ENVIRONMENT_SERVER], **options) as client:
         found = json.loads((await client.call_tool("environment")).content[0].text)
     assert given.items() <= found.items()
     assert found["PATH"] == os.environ["PATH"]
     assert not withheld & found.keys()
 
 
-# What a program does instead of speaking MCP.  Those in memory have a clock of their own; those below are real.
+# Programs that do not speak MCP.  These run in memory with a mock clock, and those below are real processes.
 
-Program = Callable[["Playing"], Awaitable[None]]
+Program = Callable[["FakeProgram"], Awaitable[None]]
 
 
-class Playing:
+class FakeProgram:
     """A program at the other end of a stream; times are those since its start."""
 
     def __init__(self, stream: trio.abc.HalfCloseableStream) -> None:
@@ -79,61 +79,61 @@ class Playing:
         await self._stream.send_eof()
 
     async def serve(self, at: float = 0) -> None:
-        """Answer whatever was asked, as a modern server, from this time on."""
+        """Answer each request as a modern server, from this time on."""
         await trio.sleep_until(self._start + at)
         async for data in self._stream:
             for line in bytes(data).splitlines():
                 asked = json.loads(line)
                 if "method" not in asked:
-                    continue  # a complaint of what was written before
-                said: dict[str, Any] = {"error": {"code": -32601, "message": "no"}}
+                    continue  # an error about the text that was written before
+                answer: dict[str, Any] = {"error": {"code": -32601, "message": "no"}}
                 if asked["method"] == "server/discover":
-                    said = {"result": {"supportedVersions": [LATEST], "capabilities": {}, "resultType": "complete"}}
-                await self.write(json.dumps({"jsonrpc": "2.0", "id": asked["id"], **said}) + "\n")
+                    answer = {"result": {"supportedVersions": [LATEST], "capabilities": {}, "resultType": "complete"}}
+                await self.write(json.dumps({"jsonrpc": "2.0", "id": asked["id"], **answer}) + "\n")
 
     async def echo(self) -> None:
         async for data in self._stream:
             await self._stream.send_all(data)
 
 
-async def greets(program: Playing) -> None:
+async def prints_a_greeting(program: FakeProgram) -> None:
     await program.write("Hello, \x1b[1mworld\n", at=7)
 
 
-async def chatters(program: Playing) -> None:
+async def prints_many_lines(program: FakeProgram) -> None:
     for number in range(200):
         await program.write(f"line {number} {'x' * 500}\n", at=7 + 1.01 * number)
 
 
-async def logs(program: Playing) -> None:
+async def prints_a_log_line(program: FakeProgram) -> None:
     await program.write('{"level": "info", "message": "Listening on 3000"}\n', at=7)
 
 
-async def lists(program: Playing) -> None:
+async def prints_an_array(program: FakeProgram) -> None:
     await program.write("[0, 1]\n", at=7)
 
 
-async def prompts(program: Playing) -> None:
+async def prints_a_prompt(program: FakeProgram) -> None:
     await program.write("Password: ")
 
 
-async def leaves(program: Playing) -> None:
+async def prints_and_closes(program: FakeProgram) -> None:
     await program.write("no key\nbye")
     await program.half_close()
 
 
-async def notifies(program: Playing) -> None:
+async def prints_and_notifies(program: FakeProgram) -> None:
     await program.write("Hello\n")
     await program.write('{"jsonrpc": "2.0", "method": "notifications/message", "params": {}}\n', at=7)
 
 
-async def opened_with(program: Program, **options: Any) -> str:
-    """Why no session is opened with this program; empty if one is."""
+async def open_session(program: Program, **options: Any) -> str:
+    """The reason why no session is opened with this program, or an empty text."""
     ours, theirs = memory_stream_pair()
 
     async def run() -> None:
-        with contextlib.suppress(trio.BrokenResourceError):  # the client has given it up
-            await program(Playing(theirs))
+        with contextlib.suppress(trio.BrokenResourceError):  # the client has closed the stream
+            await program(FakeProgram(theirs))
 
     async with trio.open_nursery() as nursery:
         nursery.start_soon(run)
@@ -150,87 +150,87 @@ async def opened_with(program: Program, **options: Any) -> str:
 @pytest.mark.parametrize(
     ("program", "options", "seconds", "words"),
     [
-        (greets, {}, 37,
+        (prints_a_greeting, {}, 37,
          ["within 30 seconds after its first line that is not a message (garbage_timeout)", "Hello, \ufffd[1mwor"]),
-        (greets, {"garbage_timeout": 3}, 10, ["within 3 seconds", "Hello"]),
-        (greets, {"garbage_timeout": math.inf}, 120, ["within 120 seconds (start_timeout)", "Hello"]),
-        (greets, {"garbage_timeout": math.inf, "start_timeout": 200}, 200, ["Hello"]),
-        (greets, {"garbage_timeout": 500, "start_timeout": math.inf}, 507, ["Hello"]),
-        (chatters, {}, 37, ["  line 0 xxx", "  line 9 xxx", "  ... and 20 more"]),
-        (logs, {}, 37, ["Listening on 3000"]),
-        (lists, {}, 37, ["  [0, 1]"]),
-        (prompts, {}, 120, ["within 120 seconds (start_timeout)", "  Password: "]),
-        (Playing.write, {}, 120, ["it wrote nothing"]),
-        (Playing.write, {"start_timeout": 9.5}, 9.5, ["within 9.5 seconds"]),
-        (Playing.write, {"start_timeout": 500}, 500, ["within 500 seconds"]),
-        (Playing.close, {}, 0, ["closed the stream before its first message"]),
-        (leaves, {}, 0, ["closed the stream before its first message", "  no key\n  bye"]),
-        (Playing.echo, {}, 0, ["sends back its input, so it is not an MCP server"]),
-        (Playing.echo, {"revision": "2025-06-18"}, 0, ["sends back its input"]),
-        # It is a server, and has the time that servers have.
-        (notifies, {}, 300, ["no answer in time"]),
+        (prints_a_greeting, {"garbage_timeout": 3}, 10, ["within 3 seconds", "Hello"]),
+        (prints_a_greeting, {"garbage_timeout": math.inf}, 120, ["within 120 seconds (start_timeout)", "Hello"]),
+        (prints_a_greeting, {"garbage_timeout": math.inf, "start_timeout": 200}, 200, ["Hello"]),
+        (prints_a_greeting, {"garbage_timeout": 500, "start_timeout": math.inf}, 507, ["Hello"]),
+        (prints_many_lines, {}, 37, ["  line 0 xxx", "  line 9 xxx", "  ... and 20 more"]),
+        (prints_a_log_line, {}, 37, ["Listening on 3000"]),
+        (prints_an_array, {}, 37, ["  [0, 1]"]),
+        (prints_a_prompt, {}, 120, ["within 120 seconds (start_timeout)", "  Password: "]),
+        (FakeProgram.write, {}, 120, ["it wrote nothing"]),
+        (FakeProgram.write, {"start_timeout": 9.5}, 9.5, ["within 9.5 seconds"]),
+        (FakeProgram.write, {"start_timeout": 500}, 500, ["within 500 seconds"]),
+        (FakeProgram.close, {}, 0, ["closed the stream before its first message"]),
+        (prints_and_closes, {}, 0, ["closed the stream before its first message", "  no key\n  bye"]),
+        (FakeProgram.echo, {}, 0, ["sends back its input, so it is not an MCP server"]),
+        (FakeProgram.echo, {"revision": "2025-06-18"}, 0, ["sends back its input"]),
+        # This program sends a message, so it has the time that servers have.
+        (prints_and_notifies, {}, 300, ["no answer in time"]),
     ],
 )  # fmt: skip
-async def test_what_is_no_server_is_given_up_in_time_and_what_it_wrote_is_told(
+async def test_a_program_that_is_not_a_server_fails_in_time_with_its_output(
     program: Program, options: Any, seconds: float, words: list[str], autojump_clock: MockClock
 ) -> None:
     start = trio.current_time()
-    why = await opened_with(program, **options)
+    why = await open_session(program, **options)
     assert trio.current_time() - start == pytest.approx(seconds, abs=0.1)
     assert [word for word in words if word not in why] == []
     assert len(why) < 5000
 
 
-async def greets_and_serves(program: Playing) -> None:
-    await greets(program)
+async def prints_and_serves(program: FakeProgram) -> None:
+    await prints_a_greeting(program)
     await program.serve(at=36)
 
 
-async def is_slow(program: Playing) -> None:
+async def serves_late(program: FakeProgram) -> None:
     await program.serve(at=119)
 
 
-async def greets_notifies_and_serves(program: Playing) -> None:
-    await notifies(program)
+async def prints_notifies_and_serves(program: FakeProgram) -> None:
+    await prints_and_notifies(program)
     await program.serve(at=299)
 
 
-async def takes_hours(program: Playing) -> None:
-    await greets(program)
+async def serves_after_hours(program: FakeProgram) -> None:
+    await prints_a_greeting(program)
     await program.serve(at=10_000)
 
 
-NO_BOUND = {"start_timeout": math.inf, "garbage_timeout": math.inf, "revision": LATEST}
+NO_TIMEOUTS = {"start_timeout": math.inf, "garbage_timeout": math.inf, "revision": LATEST}
 
 
 @pytest.mark.parametrize(
     ("program", "options"),
-    [(greets_and_serves, {}), (is_slow, {}), (greets_notifies_and_serves, {}), (takes_hours, NO_BOUND)],
+    [(prints_and_serves, {}), (serves_late, {}), (prints_notifies_and_serves, {}), (serves_after_hours, NO_TIMEOUTS)],
 )
-async def test_a_server_that_is_slow_or_greets_is_one(
+async def test_a_server_that_is_slow_or_prints_text_is_accepted(
     program: Program, options: Any, autojump_clock: MockClock
 ) -> None:
-    assert await opened_with(program, **options) == ""
+    assert await open_session(program, **options) == ""
 
 
-async def test_the_first_line_that_is_no_message_is_told_at_once(
+async def test_the_first_line_that_is_not_a_message_is_logged_at_once(
     caplog: pytest.LogCaptureFixture, autojump_clock: MockClock
 ) -> None:
-    told: list[tuple[float, str]] = []
+    warnings: list[tuple[float, str]] = []
     start = trio.current_time()
 
     class Handler(logging.Handler):
         def emit(self, record: logging.LogRecord) -> None:
             if record.levelno == logging.WARNING and "not an MCP message" in (text := record.getMessage()):
-                told.append((trio.current_time() - start, text))
+                warnings.append((trio.current_time() - start, text))
 
     handler = Handler()
     logging.getLogger("trio_mcp").addHandler(handler)
     try:
-        await opened_with(chatters)
+        await open_session(prints_many_lines)
     finally:
         logging.getLogger("trio_mcp").removeHandler(handler)
-    [(seconds, text)] = told
+    [(seconds, text)] = warnings
     assert seconds == 7
     assert "wrote a line that is not an MCP message: 'line 0 xxx" in text
     assert len(text) < 400
@@ -238,13 +238,13 @@ async def test_the_first_line_that_is_no_message_is_told_at_once(
 
 # Real programs, each once.
 
-STAYS = "; import sys; sys.stdin.read()"
+WAIT_FOR_EOF = "; import sys; sys.stdin.read()"
 
 
 @pytest.mark.parametrize(
     ("program", "options", "error", "words"),
     [
-        ("print('Hello', flush=True)" + STAYS, {"garbage_timeout": 0.01}, HandshakeError,
+        ("print('Hello', flush=True)" + WAIT_FOR_EOF, {"garbage_timeout": 0.01}, HandshakeError,
          ["(garbage_timeout)", "  Hello\nand nothing to stderr"]),
         ("pass", {}, ServerExited,
          ["ended with status 0 before its first message (did it forget server.run()?), and wrote nothing"]),
@@ -253,11 +253,12 @@ STAYS = "; import sys; sys.stdin.read()"
          ["ended with status 1 before its first message; it wrote:\n  half\nand its last lines on stderr:\n  no key"]),
         ("import os, time; os.close(0); time.sleep(0.1); os.write(1, b'half'); raise SystemExit(3)", {}, ServerExited,
          ["ended with status 3 before its first message; it wrote:\n  half\n"]),
-        ("import os; os.close(1)" + STAYS, {}, SessionClosed, ["closed its stdin or stdout before its first message"]),
+        ("import os; os.close(1)" + WAIT_FOR_EOF, {}, SessionClosed,
+         ["closed its stdin or stdout before its first message"]),
     ],
-    ids=["text", "nothing", "usage", "status", "deaf", "closed"],
+    ids=["text", "nothing", "usage", "status", "stdin closed", "stdout closed"],
 )  # fmt: skip
-async def test_a_real_program_that_is_no_server_says_what_it_is(
+async def test_the_error_about_a_real_program_has_its_output_and_status(
     program: str, options: Any, error: type[McpError], words: list[str]
 ) -> None:
     with pytest.raises(error) as failed:
@@ -266,7 +267,7 @@ async def test_a_real_program_that_is_no_server_says_what_it_is(
     assert [word for word in words if word not in str(failed.value)] == []
 
 
-async def test_a_real_program_that_is_silent_is_given_up_and_its_stderr_told(mock_clock: MockClock) -> None:
+async def test_a_silent_real_program_fails_in_time_with_its_stderr(mock_clock: MockClock) -> None:
     heard = trio.Event()
 
     async def wait() -> None:
@@ -274,7 +275,7 @@ async def test_a_real_program_that_is_silent_is_given_up_and_its_stderr_told(moc
         await wait_all_tasks_blocked()
         mock_clock.jump(120)
 
-    silent = "import sys; print('no key', file=sys.stderr, flush=True)" + STAYS
+    silent = "import sys; print('no key', file=sys.stderr, flush=True)" + WAIT_FOR_EOF
     async with trio.open_nursery() as nursery:
         nursery.start_soon(wait)
         with pytest.raises(
@@ -284,7 +285,7 @@ async def test_a_real_program_that_is_silent_is_given_up_and_its_stderr_told(moc
                 raise AssertionError("it was opened")
 
 
-async def test_cat_is_no_server() -> None:
+async def test_cat_is_not_a_server() -> None:
     with pytest.raises(
         HandshakeError, match="the server 'cat' sends back its input, so it is not an MCP server"
     ) as failed:
@@ -295,13 +296,13 @@ async def test_cat_is_no_server() -> None:
 
 @pytest.mark.parametrize("name", ["start_timeout", "garbage_timeout"])
 @pytest.mark.parametrize("seconds", [-1, math.nan, "30", None])
-def test_a_timeout_is_a_number_of_seconds(name: str, seconds: Any) -> None:
+def test_a_timeout_must_be_a_number_of_seconds(name: str, seconds: Any) -> None:
     options: Any = {name: seconds}
     with pytest.raises(UsageError, match=f"{name} must be a number of seconds"):
         open_client(["cat"], **options)
 
 
 @pytest.mark.parametrize("target", ["http://127.0.0.1/mcp", "ws://127.0.0.1/ws", Server("s")])
-def test_what_is_no_stream_has_no_use_for_them(target: Any) -> None:
+def test_other_targets_refuse_the_timeouts_of_programs(target: Any) -> None:
     with pytest.raises(UsageError, match=r"does not support the options: start_timeout$"):
         open_client(target, start_timeout=5)

@@ -1,4 +1,4 @@
-"""A client's links: cancellation, dead lines, questions of a server, and what a call may take."""
+"""The links of a client: cancellation, timeouts, dead connections, and requests of the server."""
 
 from __future__ import annotations
 
@@ -55,10 +55,10 @@ from trio_mcp.errors import (
 )
 from trio_mcp.types import ChangeKind, FormElicitationRequest, PromptReference, SamplingRequest
 
-BOTH = pytest.mark.parametrize("revision", [D, E])
+each_era = pytest.mark.parametrize("revision", [D, E])
 
 
-def asking() -> Server:
+def server_of_tools() -> Server:
     server = Server("asking")
 
     @server.tool
@@ -83,7 +83,7 @@ def asking() -> Server:
 
 
 @each_transport(revisions=[D, E], without=["child", "http json", "http+sse"])
-@pytest.mark.parametrize("tool", ["ask", "sleep", "sleep with much"])
+@pytest.mark.parametrize("tool", ["ask", "sleep", "sleep with a long text"])
 async def test_a_cancelled_call_raises_a_plain_cancelled(
     variant: Variant, tool: str, autojump_clock: MockClock
 ) -> None:
@@ -91,11 +91,11 @@ async def test_a_cancelled_call_raises_a_plain_cancelled(
         await trio.sleep_forever()
 
     caught: list[BaseException] = []
-    name, _, much = tool.partition(" with ")
-    async with client_of(variant, asking(), elicitation=never) as client:
+    name, _, long_text = tool.partition(" with ")
+    async with client_of(variant, server_of_tools(), elicitation=never) as client:
         with trio.move_on_after(5) as scope:
             try:
-                await client.call_tool(name, {"text": "x" * 200_000} if much else None)
+                await client.call_tool(name, {"text": "x" * 200_000} if long_text else None)
             except BaseException as error:
                 caught.append(error)
                 raise
@@ -103,9 +103,9 @@ async def test_a_cancelled_call_raises_a_plain_cancelled(
     assert [type(error) for error in caught] == [trio.Cancelled]
 
 
-@BOTH
+@each_era
 @pytest.mark.parametrize("error", [KeyError("own"), None], ids=["an error", "a cancellation"])
-async def test_what_a_block_raises_leaves_open_client_as_the_same_object(
+async def test_an_exception_of_a_block_leaves_open_client_unchanged(
     revision: str, error: Exception | None, autojump_clock: MockClock
 ) -> None:
     raised: list[BaseException] = []
@@ -113,7 +113,7 @@ async def test_what_a_block_raises_leaves_open_client_as_the_same_object(
     async with no_tasks_left():
         with trio.move_on_after(5):
             try:
-                async with open_client(asking(), revision=revision) as client:
+                async with open_client(server_of_tools(), revision=revision) as client:
                     try:
                         if error is not None:
                             raise error
@@ -134,33 +134,33 @@ async def test_what_a_block_raises_leaves_open_client_as_the_same_object(
 
 FORM = {"type": "object", "properties": {}}
 QUESTION = {"method": "elicitation/create", "params": {"message": "Sure?", "requestedSchema": FORM}}
-SURE = {"resultType": "input_required", "inputRequests": {"sure": QUESTION}, "requestState": "charged"}
-CHARGED = {"resultType": "complete", "content": []}
+INPUT_REQUIRED = {"resultType": "input_required", "inputRequests": {"sure": QUESTION}, "requestState": "charged"}
+COMPLETE = {"resultType": "complete", "content": []}
 MISMATCH = {"code": -32020, "message": "the headers do not fit"}
 
 
-@pytest.mark.parametrize("how", ["nobody listens", "nothing is taken", "an answer is cut", "other headers are wanted"])
+@pytest.mark.parametrize("how", ["the port is closed", "sending fails", "the answer is cut", "the headers are refused"])
 async def test_a_call_whose_first_round_has_run_may_have_run(how: str, autojump_clock: MockClock) -> None:
     async def handle(received: ReceivedRequest, out: ResponseWriter) -> None:
         if "requestState" in received.message["params"]:
-            if how == "other headers are wanted":
+            if how == "the headers are refused":
                 server.refuses_connections = True
                 await out.json({"jsonrpc": "2.0", "id": received.id, "error": MISMATCH}, 400)
             out.close()
         else:
-            await out.json(received.answer(SURE))
+            await out.json(received.answer(INPUT_REQUIRED))
 
     async with scripted_server(modern(handle)) as server:
 
         async def connect() -> trio.abc.Stream:
-            if how == "nothing is taken" and server.refuses_connections:
+            if how == "sending fails" and server.refuses_connections:
                 ours, theirs = unlimited_pipe()
                 theirs.close()
                 return ours
             return await server.connect()
 
         async def lose(form: FormElicitationRequest) -> dict[str, Any]:
-            if how in ("nobody listens", "nothing is taken"):
+            if how in ("the port is closed", "sending fails"):
                 server.refuses_connections = True
                 for link in server.connections:
                     link.close()
@@ -174,7 +174,7 @@ async def test_a_call_whose_first_round_has_run_may_have_run(how: str, autojump_
 
 
 async def test_a_request_that_could_not_be_sent_again_may_have_run(autojump_clock: MockClock) -> None:
-    """Its first connection ended after all of it was sent, and there was no second one."""
+    """The first connection ended after the whole request was sent, and no second one could be opened."""
 
     async def handle(received: ReceivedRequest, out: ResponseWriter) -> None:
         if "cursor" in received.message["params"]:
@@ -205,21 +205,21 @@ async def test_a_round_that_is_refused_for_its_headers_is_sent_again_and_not_the
             tools = [{"name": "charge", "inputSchema": {"type": "object"}}]
             await out.json(received.answer({"resultType": "complete", "tools": tools}))
         elif "requestState" not in received.message["params"]:
-            await out.json(received.answer(SURE))
+            await out.json(received.answer(INPUT_REQUIRED))
         elif not refused:
             refused = True
             await out.json({"jsonrpc": "2.0", "id": received.id, "error": MISMATCH}, 400)
         else:
-            await out.json(received.answer(CHARGED))
+            await out.json(received.answer(COMPLETE))
 
     async with scripted_server(modern(handle)) as server:
         with tcp_connects_to(server.connect):
             async with open_client(URL, elicitation=lambda form: {}) as client:
                 await client.call_tool("charge")
-    assert states(server) == [None, "charged", "charged"]
+    assert request_states(server) == [None, "charged", "charged"]
 
 
-def states(server: ScriptedServer) -> list[str | None]:
+def request_states(server: ScriptedServer) -> list[str | None]:
     return [each.message["params"].get("requestState") for each in server.requests if each.operation == "tools/call"]
 
 
@@ -229,9 +229,7 @@ def states(server: ScriptedServer) -> list[str | None]:
 @req("time-01", "time-02", "time-03", "time-04")
 @each_transport(revisions=[D, E], without=["child"])
 @pytest.mark.parametrize("given", ["for all", "for one"])
-async def test_a_request_has_a_timeout_if_it_is_given_one(
-    variant: Variant, given: str, autojump_clock: MockClock
-) -> None:
+async def test_a_request_has_the_given_timeout(variant: Variant, given: str, autojump_clock: MockClock) -> None:
     options, along = ({"timeout": 5}, {}) if given == "for all" else ({}, {"timeout": 5})
     async with client_of(variant, sample_server(), **options) as client:
         start = trio.current_time()
@@ -244,8 +242,8 @@ async def test_a_request_has_a_timeout_if_it_is_given_one(
 
 @req("time-05", "time-06")
 @each_transport(revisions=[D, E], without=["child", "http json"])
-async def test_progress_puts_off_the_timeout_and_not_the_maximum(variant: Variant, autojump_clock: MockClock) -> None:
-    async with client_of(variant, asking(), timeout=5, max_timeout=40) as client:
+async def test_progress_restarts_the_timeout_but_not_the_maximum(variant: Variant, autojump_clock: MockClock) -> None:
+    async with client_of(variant, server_of_tools(), timeout=5, max_timeout=40) as client:
         assert await client.call_tool("work", {"seconds": 30}, returns=int) == 30
         start = trio.current_time()
         with pytest.raises(trio.TooSlowError, match=r"^tools/call was not complete within 40 seconds \(max_timeout\)$"):
@@ -257,7 +255,7 @@ async def test_progress_puts_off_the_timeout_and_not_the_maximum(variant: Varian
 
 
 @contextlib.asynccontextmanager
-async def of_a_peer(**options: Any) -> AsyncIterator[tuple[Client, Peer]]:
+async def client_of_a_peer(**options: Any) -> AsyncIterator[tuple[Client, Peer]]:
     ours, theirs = memory_stream_pair()
     peer = Peer(theirs, D, {"tools": {}})
     async with trio.open_nursery() as nursery:
@@ -266,7 +264,7 @@ async def of_a_peer(**options: Any) -> AsyncIterator[tuple[Client, Peer]]:
             yield client, peer
 
 
-async def test_a_question_does_not_start_the_timeout_of_a_call_again_that_was_answered(
+async def test_a_question_does_not_restart_the_timeout_of_an_answered_call(
     autojump_clock: MockClock,
 ) -> None:
     results = []
@@ -274,7 +272,7 @@ async def test_a_question_does_not_start_the_timeout_of_a_call_again_that_was_an
     async def slowly(*report: Any) -> None:
         await trio.sleep(60)
 
-    async with of_a_peer(roots=["/x"]) as (client, peer), trio.open_nursery() as nursery:
+    async with client_of_a_peer(roots=["/x"]) as (client, peer), trio.open_nursery() as nursery:
 
         @nursery.start_soon
         async def call() -> None:
@@ -290,7 +288,7 @@ async def test_a_question_does_not_start_the_timeout_of_a_call_again_that_was_an
 
 @pytest.mark.parametrize("option", ["timeout", "max_timeout"])
 @pytest.mark.parametrize("returns", [False, True])
-async def test_the_timeout_of_a_call_is_that_of_the_list_which_it_needs_too(
+async def test_the_timeout_of_a_call_includes_the_list_of_tools_that_it_needs(
     returns: bool, option: str, autojump_clock: MockClock
 ) -> None:
     async def handle(received: ReceivedRequest, out: ResponseWriter) -> None:
@@ -310,8 +308,8 @@ async def test_the_timeout_of_a_call_is_that_of_the_list_which_it_needs_too(
                 assert server.operations[-1] == "tools/list"
 
 
-async def test_what_is_kept_of_a_deviation_is_short(autojump_clock: MockClock) -> None:
-    async with of_a_peer() as (client, peer):
+async def test_the_text_of_a_deviation_is_short(autojump_clock: MockClock) -> None:
+    async with client_of_a_peer() as (client, peer):
         await peer.send({"id": None, "error": {"code": -32600, "message": "x" * 100_000}})
         await wait_all_tasks_blocked()
         [why] = client.deviations
@@ -320,12 +318,14 @@ async def test_what_is_kept_of_a_deviation_is_short(autojump_clock: MockClock) -
 
 
 @each_transport(revisions=[D, E], without=["child", "http json"])
-async def test_a_timeout_waits_for_the_user_whom_the_server_asks(variant: Variant, autojump_clock: MockClock) -> None:
+async def test_the_timeout_does_not_run_while_the_user_answers_a_question(
+    variant: Variant, autojump_clock: MockClock
+) -> None:
     async def think(form: FormElicitationRequest) -> dict[str, Any]:
         await trio.sleep(60)
         return {}
 
-    async with client_of(variant, asking(), elicitation=think, timeout=5) as client:
+    async with client_of(variant, server_of_tools(), elicitation=think, timeout=5) as client:
         await client.call_tool("ask")
         with pytest.raises(trio.TooSlowError, match="within 30 seconds"):
             await client.call_tool("ask", max_timeout=30)
@@ -335,10 +335,10 @@ async def test_a_timeout_waits_for_the_user_whom_the_server_asks(variant: Varian
 
 @pytest.mark.parametrize("name", ["timeout", "max_timeout"])
 @pytest.mark.parametrize("seconds", [0, -1, "5", True, math.nan])
-async def test_a_timeout_is_a_number_above_zero(name: str, seconds: Any, autojump_clock: MockClock) -> None:
+async def test_a_timeout_must_be_a_number_above_zero(name: str, seconds: Any, autojump_clock: MockClock) -> None:
     with pytest.raises(UsageError, match=f"^{name} must be a number of seconds above 0, or None; got "):
-        open_client(asking(), **{name: seconds})
-    async with open_client(asking()) as client:
+        open_client(server_of_tools(), **{name: seconds})
+    async with open_client(server_of_tools()) as client:
         with pytest.raises(UsageError, match=f"^{name} must be a number of seconds above 0, or None; got "):
             await client.call_tool("sleep", **{name: seconds})
 
@@ -347,7 +347,7 @@ async def test_a_timeout_is_a_number_above_zero(name: str, seconds: Any, autojum
 
 
 class Cities:
-    """A server that completes cities, slowly; `asked` are the values that it was asked to complete."""
+    """A server that completes cities slowly.  `asked` has the values that it was asked to complete."""
 
     def __init__(self) -> None:
         self.server = Server("cities", capabilities=["prompts", "tools"], change_debounce=0)
@@ -370,12 +370,12 @@ class Cities:
 
 
 VISIT = PromptReference("visit")
-completing = each_transport(revisions=[D, E], without=["child"])
+each_transport_of_completions = each_transport(revisions=[D, E], without=["child"])
 
 
 @req("cmpl-03")
-@completing
-async def test_equal_questions_are_one_request(variant: Variant, autojump_clock: MockClock) -> None:
+@each_transport_of_completions
+async def test_equal_completions_share_one_request(variant: Variant, autojump_clock: MockClock) -> None:
     cities, found = Cities(), []
 
     async def complete(client: Client, value: str) -> None:
@@ -388,24 +388,24 @@ async def test_equal_questions_are_one_request(variant: Variant, autojump_clock:
             nursery.start_soon(complete, client, "Wars")
         assert sorted(cities.asked) == ["Os", "Wars"]
         assert found.count(["Oslo", "Osslo"]) == 20
-        found[0].append("changed")  # which nobody else is to see
+        found[0].append("changed")  # other callers must not see this change
         await complete(client, "Os")
         assert found[-1] == ["Oslo", "Osslo"]
         assert len(cities.asked) == 2
 
 
 @req("cmpl-03")
-@completing
-async def test_a_completion_is_remembered_for_ten_seconds(variant: Variant, autojump_clock: MockClock) -> None:
+@each_transport_of_completions
+async def test_a_completion_is_cached_for_ten_seconds(variant: Variant, autojump_clock: MockClock) -> None:
     cities = Cities()
     async with client_of(variant, cities.server) as client:
         for pause, asked in ((9.9, 1), (0.1, 1), (0, 2)):
             await client.complete(VISIT, "city", "Os")
             assert len(cities.asked) == asked
             await trio.sleep(pause)
-        await client.complete(VISIT, "city", "Os", meta={"x/tenant": "A"})  # is another question
+        await client.complete(VISIT, "city", "Os", meta={"x/tenant": "A"})  # other metadata is another request
         assert len(cities.asked) == 3
-        if variant.transport != "http json":  # which tells of nothing
+        if variant.transport != "http json":  # this transport sends no notifications
             async with client.listen(prompts=True) as changes:
                 cities.server.notify_list_changed("prompts")
                 await anext(changes)
@@ -419,8 +419,8 @@ async def test_a_completion_is_remembered_for_ten_seconds(variant: Variant, auto
 
 
 @req("cmpl-03")
-@completing
-async def test_who_leaves_a_shared_question_takes_nothing_from_the_others(
+@each_transport_of_completions
+async def test_a_cancelled_completion_does_not_cancel_the_shared_request(
     variant: Variant, autojump_clock: MockClock
 ) -> None:
     cities, found, first = Cities(), [], trio.CancelScope()
@@ -443,12 +443,14 @@ async def test_who_leaves_a_shared_question_takes_nothing_from_the_others(
         with pytest.raises(trio.TooSlowError):
             await client.complete(VISIT, "city", "Par", timeout=0.5)
         await wait_all_tasks_blocked()
-        assert cities.left == 2  # nobody waited any more, and the server was told
+        assert cities.left == 2  # no caller waited, so the server got a cancellation
         assert (await client.complete(VISIT, "city", "Par")).values == ["Parlo", "Parslo"]
 
 
-@completing
-async def test_each_who_shares_a_question_gets_its_error(variant: Variant, autojump_clock: MockClock) -> None:
+@each_transport_of_completions
+async def test_each_caller_of_a_shared_completion_gets_its_own_error(
+    variant: Variant, autojump_clock: MockClock
+) -> None:
     errors: list[RequestError] = []
 
     async def complete(client: Client) -> None:
@@ -463,8 +465,8 @@ async def test_each_who_shares_a_question_gets_its_error(variant: Variant, autoj
     assert len({id(error) for error in errors}) == 3
 
 
-@BOTH
-async def test_a_shared_question_ends_with_the_client(revision: str, autojump_clock: MockClock) -> None:
+@each_era
+async def test_a_shared_completion_ends_with_the_client(revision: str, autojump_clock: MockClock) -> None:
     async with no_tasks_left(), trio.open_nursery() as nursery:
         client = await connect_client(nursery, Cities().server, revision=revision)
 
@@ -481,7 +483,7 @@ async def test_a_shared_question_ends_with_the_client(revision: str, autojump_cl
 
 
 @each_transport(revisions=[D, E], without=["child", "http json"])
-async def test_a_client_can_stop_asking_for_logs(variant: Variant, autojump_clock: MockClock) -> None:
+async def test_a_client_can_stop_requesting_logs(variant: Variant, autojump_clock: MockClock) -> None:
     heard: list[object] = []
     async with client_of(variant, sample_server(), on_log=lambda message: heard.append(message.data)) as client:
         await client.call_tool("talk")
@@ -499,11 +501,11 @@ async def test_a_client_can_stop_asking_for_logs(variant: Variant, autojump_cloc
         assert heard[1:] == ["a whisper", {"loud": True}]
 
 
-# Questions of the server.
+# Requests of the server.
 
 
-class Curious:
-    """A server whose tool asks the same question many times at once, and what a client with few hands makes of it."""
+class AskingServer:
+    """A server with a tool that asks the same question many times at once, and callbacks of a client that wait."""
 
     def __init__(self) -> None:
         self.server = Server("curious")
@@ -513,7 +515,7 @@ class Curious:
 
         @self.server.tool
         async def wonder(ctx: Context, kind: str, times: int) -> int:
-            """How many questions were answered."""
+            """The number of questions that were answered."""
             if ctx.revision == E:
                 questions = {f"q{number}": QUESTIONS[kind] for number in range(times)}
                 return len(await ctx.ask(**questions))
@@ -562,15 +564,15 @@ QUESTIONS: dict[str, Any] = {
 
 @each_transport(revisions=[D, E], without=["child", "http json"])
 @pytest.mark.parametrize("kind", QUESTIONS)
-async def test_a_client_answers_some_questions_at_once_and_the_others_wait(
+async def test_a_client_answers_a_limited_number_of_questions_at_once(
     variant: Variant, kind: str, autojump_clock: MockClock
 ) -> None:
-    curious = Curious()
+    asking_server = AskingServer()
     callbacks: dict[str, Any] = {
-        "sampling": curious.think, "elicitation": curious.fill, "roots": curious.list_roots,
+        "sampling": asking_server.think, "elicitation": asking_server.fill, "roots": asking_server.list_roots,
         "limits": Limits(questions=3, questions_waiting=4),
     }  # fmt: skip
-    async with client_of(variant, curious.server, **callbacks) as client, trio.open_nursery() as nursery:
+    async with client_of(variant, asking_server.server, **callbacks) as client, trio.open_nursery() as nursery:
         answered: list[int] = []
 
         async def wonder(times: int) -> None:
@@ -578,44 +580,47 @@ async def test_a_client_answers_some_questions_at_once_and_the_others_wait(
 
         nursery.start_soon(wonder, 7)
         await wait_all_tasks_blocked()
-        assert (curious.working, answered) == (3, [])
+        assert (asking_server.working, answered) == (3, [])
         if variant.modern:
             with pytest.raises(InputUnavailable, match=r"Limits\.questions_waiting"):
                 await wonder(1)
         else:
             nursery.start_soon(wonder, 2)
             await wait_all_tasks_blocked()
-            assert [error.code for error in curious.refused] == [-32603] * 2
-            assert "Limits.questions_waiting" in curious.refused[0].message
-        curious.free.set()
+            assert [error.code for error in asking_server.refused] == [-32603] * 2
+            assert "Limits.questions_waiting" in asking_server.refused[0].message
+        asking_server.free.set()
         await wait_all_tasks_blocked()
         await wonder(7)
         assert answered == ([7, 7] if variant.modern else [0, 7, 7])
-        assert curious.most == 3
+        assert asking_server.most == 3
 
 
-@BOTH
-async def test_a_question_that_waits_can_be_taken_back(revision: str, autojump_clock: MockClock) -> None:
-    """And gives its turn to the next."""
-    curious = Curious()
-    options: dict[str, Any] = {"elicitation": curious.fill, "limits": Limits(questions=1)}
-    async with open_client(curious.server, revision=revision, **options) as client, trio.open_nursery() as nursery:
+@each_era
+async def test_a_waiting_question_can_be_cancelled(revision: str, autojump_clock: MockClock) -> None:
+    """The next question then gets its turn."""
+    asking_server = AskingServer()
+    options: dict[str, Any] = {"elicitation": asking_server.fill, "limits": Limits(questions=1)}
+    async with (
+        open_client(asking_server.server, revision=revision, **options) as client,
+        trio.open_nursery() as nursery,
+    ):
 
         async def wonder(seconds: float) -> None:
             with trio.move_on_after(seconds):
                 await client.call_tool("wonder", {"kind": "elicitation", "times": 2})
 
-        nursery.start_soon(wonder, 2)  # one at work and one that waits, until they are taken back
+        nursery.start_soon(wonder, 2)  # one question runs and one waits, until both are cancelled
         await wait_all_tasks_blocked()
         nursery.start_soon(wonder, 1)
         nursery.start_soon(wonder, math.inf)
         await trio.sleep(3)
-        assert curious.working == 1
-        curious.free.set()
-    assert curious.most == 1
+        assert asking_server.working == 1
+        asking_server.free.set()
+    assert asking_server.most == 1
 
 
-async def test_a_flood_of_questions_by_http_makes_no_flood_of_connections(autojump_clock: MockClock) -> None:
+async def test_many_questions_on_http_do_not_open_many_connections(autojump_clock: MockClock) -> None:
     """Each answer is a POST, and so is each refusal."""
     sent = 200
 
@@ -642,11 +647,11 @@ async def test_a_flood_of_questions_by_http_makes_no_flood_of_connections(autoju
     assert len(server.connections) < 50
 
 
-# Dead lines.
+# Dead connections.
 
 
-class Line(trio.abc.HalfCloseableStream):
-    """The client's end of a connection, on which nothing passes any more once it is `dead`, and nobody is told."""
+class BreakableConnection(trio.abc.HalfCloseableStream):
+    """The client's end of a connection.  When `dead` is set, it silently drops all data in both directions."""
 
     def __init__(self, stream: Any) -> None:
         self._stream = stream
@@ -675,36 +680,38 @@ class Line(trio.abc.HalfCloseableStream):
         await self._stream.aclose()
 
 
-class Lines(list[Line]):
-    """Those that a client has been given; new ones are dead while `stopped`."""
+class Connections(list[BreakableConnection]):
+    """The connections of a client.  New ones are dead while `stopped` is set."""
 
     stopped = False
 
 
 @contextlib.asynccontextmanager
-async def lined(variant: Variant, server: Server, **options: Any) -> AsyncIterator[tuple[Client, Lines]]:
-    """A client, and its lines."""
-    lines = Lines()
+async def client_with_connections(
+    variant: Variant, server: Server, **options: Any
+) -> AsyncIterator[tuple[Client, Connections]]:
+    """A client and its connections."""
+    connections = Connections()
     async with no_tasks_left(), serve_over(variant.transport, server) as target:
         dial = trio.open_tcp_stream
 
         async def connect() -> trio.abc.Stream:
-            lines.append(Line(await dial("127.0.0.1", 3000)))
-            lines[-1].dead = lines.stopped
-            return lines[-1]
+            connections.append(BreakableConnection(await dial("127.0.0.1", 3000)))
+            connections[-1].dead = connections.stopped
+            return connections[-1]
 
         with tcp_connects_to(connect):
             async with open_client(target, revision=variant.revision, **options) as client:
-                yield client, lines
+                yield client, connections
 
 
-def cut(lines: list[Line]) -> None:
-    for line in lines:
-        line.dead = True
+def break_connections(connections: list[BreakableConnection]) -> None:
+    for connection in connections:
+        connection.dead = True
 
 
-def slow() -> tuple[Server, trio.Event]:
-    """A server whose tool says that it has begun, and waits."""
+def slow_server() -> tuple[Server, trio.Event]:
+    """A server with a tool that reports progress once, and then waits."""
     server, go = Server("slow", change_debounce=0), trio.Event()
 
     @server.tool
@@ -716,92 +723,97 @@ def slow() -> tuple[Server, trio.Event]:
     return server, go
 
 
-over_http = each_transport(revisions=[D, E], without=["memory", "child", "websocket", "http json"])
+each_streaming_http = each_transport(revisions=[D, E], without=["memory", "child", "websocket", "http json"])
 INTERVAL = 15.0  # of our own servers
 
 
 async def wait_for(client: Client, outcome: list[Any]) -> None:
-    """Call the slow tool; what it returned, or the error."""
+    """Call the slow tool, and append its result or error to `outcome`."""
     try:
         outcome.append(await client.call_tool("wait", returns=str, on_progress=lambda *_: None))
     except SessionClosed as error:
         outcome.append(error)
 
 
-@over_http
-async def test_a_call_does_not_wait_on_a_dead_line(variant: Variant, autojump_clock: MockClock) -> None:
-    server, go = slow()
-    async with lined(variant, server) as (client, lines):
+@each_streaming_http
+async def test_a_call_does_not_wait_on_a_dead_connection(variant: Variant, autojump_clock: MockClock) -> None:
+    server, go = slow_server()
+    async with client_with_connections(variant, server) as (client, connections):
         outcome: list[Any] = []
         async with trio.open_nursery() as nursery:
             nursery.start_soon(wait_for, client, outcome)
             await trio.sleep(3.5 * INTERVAL)
-            cut(lines)
+            break_connections(connections)
             await trio.sleep(2 * INTERVAL)
             assert outcome == []
-            await trio.sleep(2 * INTERVAL)  # now it has been noticed
+            await trio.sleep(2 * INTERVAL)  # now the client has noticed it
             go.set()
         if variant.transport == "http" and not variant.modern:
-            assert outcome == ["went"]  # on a stream that was taken up again
+            assert outcome == ["went"]  # on a resumed stream
         else:
             assert outcome[0].request_may_have_run
         assert await client.call_tool("wait", returns=str) == "went"
 
 
-@over_http
-async def test_who_listens_does_not_wait_on_a_dead_line(variant: Variant, autojump_clock: MockClock) -> None:
-    server, _ = slow()
-    async with lined(variant, server) as (client, lines), client.listen(tools=True) as changes:
+@each_streaming_http
+async def test_a_subscription_does_not_wait_on_a_dead_connection(variant: Variant, autojump_clock: MockClock) -> None:
+    server, _ = slow_server()
+    async with client_with_connections(variant, server) as (client, connections), client.listen(tools=True) as changes:
         await trio.sleep(3.5 * INTERVAL)
-        cut(lines)
+        break_connections(connections)
         await trio.sleep(5 * INTERVAL)
-        if variant.modern or variant.transport == "http+sse":  # else the server has kept what was said meanwhile
+        if (
+            variant.modern or variant.transport == "http+sse"
+        ):  # otherwise the server has kept the events for a resumed stream
             with trio.fail_after(1):
-                await anext(changes)  # something may have been missed
+                await anext(changes)  # a change may have been missed
         server.remove_tool("wait")
         with trio.fail_after(1):
             await anext(changes)
 
 
-async def test_a_stream_is_not_taken_up_for_ever_where_connections_open_and_say_nothing(
+async def test_a_stream_is_not_resumed_for_ever_on_silent_connections(
     autojump_clock: MockClock,
 ) -> None:
-    """As those of a process that has been stopped.  The call fails; a block that listens goes on afterwards."""
-    server, _ = slow()
-    async with lined(Variant("http", D), server) as (client, lines), client.listen(tools=True) as changes:
+    """A stopped process has silent connections.  The call fails, and a block that listens continues afterwards."""
+    server, _ = slow_server()
+    async with (
+        client_with_connections(Variant("http", D), server) as (client, connections),
+        client.listen(tools=True) as changes,
+    ):
         outcome: list[Any] = []
         async with trio.open_nursery() as nursery:
             nursery.start_soon(wait_for, client, outcome)
             await trio.sleep(3.5 * INTERVAL)
-            lines.stopped = True
-            cut(lines)
+            connections.stopped = True
+            break_connections(connections)
             await trio.sleep(300)
             assert outcome[0].request_may_have_run
-        lines.stopped = False
+        connections.stopped = False
         await trio.sleep(100)
         server.remove_tool("wait")
         with trio.fail_after(1):
             await anext(changes)
 
 
-@over_http
+@each_streaming_http
 @pytest.mark.parametrize("alive", [0, 1])
-async def test_a_stream_without_two_keep_alives_may_be_silent_for_ever(
+async def test_a_stream_with_fewer_than_two_keep_alives_may_be_silent_for_ever(
     variant: Variant, alive: int, autojump_clock: MockClock
 ) -> None:
-    server, _ = slow()
-    async with lined(variant, server) as (client, lines), client.listen(tools=True):
+    server, _ = slow_server()
+    async with client_with_connections(variant, server) as (client, connections), client.listen(tools=True):
         await trio.sleep((alive + 0.5) * INTERVAL)
-        cut(lines)
-        opened = len(lines)
+        break_connections(connections)
+        opened = len(connections)
         await trio.sleep(1500)
-        assert len(lines) == opened
+        assert len(connections) == opened
 
 
-@over_http
-async def test_a_stream_that_is_alive_is_kept(variant: Variant, autojump_clock: MockClock) -> None:
-    """However reports and silence follow each other."""
-    server, _ = slow()
+@each_streaming_http
+async def test_a_stream_with_messages_or_keep_alives_is_kept(variant: Variant, autojump_clock: MockClock) -> None:
+    """Reports and silence may follow each other in any pattern."""
+    server, _ = slow_server()
 
     @server.tool
     async def rattle(ctx: Context) -> str:
@@ -810,10 +822,10 @@ async def test_a_stream_that_is_alive_is_kept(variant: Variant, autojump_clock: 
             await trio.sleep((1, 14, 29, 44, 61)[step % 5])
         return "still here"
 
-    async with lined(variant, server) as (client, lines):
-        opened = len(lines)
+    async with client_with_connections(variant, server) as (client, connections):
+        opened = len(connections)
         assert await client.call_tool("rattle", returns=str, on_progress=lambda *_: None) == "still here"
-        assert len(lines) <= opened + 2
+        assert len(connections) <= opened + 2
 
 
 @pytest.mark.parametrize(
@@ -822,14 +834,16 @@ async def test_a_stream_that_is_alive_is_kept(variant: Variant, autojump_clock: 
         (b": ping\n\n", True),
         (b"event: ping\ndata: {}\n\n", True),
         (b"data:\n\n", True),
-        (b"id: 1\ndata:\n\n", False),  # a place to resume from
+        (b"id: 1\ndata:\n\n", False),  # an event id, from which a stream can be resumed
         (
             b'data: {"jsonrpc": "2.0", "method": "notifications/message", "params": {"level": "info", "data": 1}}\n\n',
             False,
         ),
     ],
 )
-async def test_what_brings_no_message_is_a_keep_alive(sign: bytes, noticed: bool, autojump_clock: MockClock) -> None:
+async def test_an_event_without_message_or_id_is_a_keep_alive(
+    sign: bytes, noticed: bool, autojump_clock: MockClock
+) -> None:
     async def handle(received: ReceivedRequest, out: ResponseWriter) -> None:
         await out.begin()
         for _ in range(3):
@@ -854,7 +868,7 @@ async def test_what_brings_no_message_is_a_keep_alive(sign: bytes, noticed: bool
 
 
 class Gateway:
-    """It sends everything of a session on the stream of the oldest call that has no answer, also a cancelled one."""
+    """A server that sends all messages of a session on the stream of the oldest unanswered call, even if cancelled."""
 
     def __init__(self) -> None:
         self.streams: list[ResponseWriter] = []
@@ -880,7 +894,7 @@ class Gateway:
 
 
 @contextlib.asynccontextmanager
-async def behind(gateway: Gateway, **options: Any) -> AsyncIterator[tuple[Client, ScriptedServer]]:
+async def client_of_gateway(gateway: Gateway, **options: Any) -> AsyncIterator[tuple[Client, ScriptedServer]]:
     async with scripted_server(legacy(gateway.handle, logging={})) as server:
         with tcp_connects_to(server.connect):
             async with open_client(URL, revision=D, **options) as client:
@@ -888,16 +902,16 @@ async def behind(gateway: Gateway, **options: Any) -> AsyncIterator[tuple[Client
     assert gateway.open == 0
 
 
-async def give_up(client: Client) -> None:
+async def cancel_a_call(client: Client) -> None:
     with trio.move_on_after(1):
         await client.call_tool("slow")
 
 
-async def test_the_stream_of_a_cancelled_call_is_read_on(autojump_clock: MockClock) -> None:
+async def test_the_stream_of_a_cancelled_call_is_still_read(autojump_clock: MockClock) -> None:
     gateway, heard = Gateway(), []
     options = {"roots": ["/tmp"], "on_log": lambda message: heard.append(message.data), "log_level": None}
-    async with behind(gateway, **options) as (client, server):
-        await give_up(client)
+    async with client_of_gateway(gateway, **options) as (client, server):
+        await cancel_a_call(client)
         await trio.sleep(60)
         await gateway.say({"method": "notifications/message", "params": {"level": "error", "data": "on"}})
         await gateway.say({"id": 1, "method": "roots/list"})
@@ -912,20 +926,23 @@ async def test_the_stream_of_a_cancelled_call_is_read_on(autojump_clock: MockClo
         assert gateway.open == 0
 
 
-async def test_streams_of_cancelled_calls_are_bounded_in_number(autojump_clock: MockClock) -> None:
+async def test_the_number_of_streams_of_cancelled_calls_is_limited(autojump_clock: MockClock) -> None:
     gateway, heard = Gateway(), []
-    async with behind(gateway, on_log=lambda message: heard.append(message.data), log_level=None) as (client, _):
+    async with client_of_gateway(gateway, on_log=lambda message: heard.append(message.data), log_level=None) as (
+        client,
+        _,
+    ):
         for _ in range(20):
-            await give_up(client)
+            await cancel_a_call(client)
             await gateway.say({"method": "notifications/message", "params": {"level": "error", "data": len(heard)}})
         await wait_all_tasks_blocked()
-        assert heard == [*range(20)]  # the one that is of use is kept
+        assert heard == [*range(20)]  # the oldest stream, which has the messages, is kept
         assert gateway.open == 8
 
 
-async def test_streams_of_calls_that_are_cancelled_together_are_bounded_in_number(autojump_clock: MockClock) -> None:
+async def test_the_number_of_streams_of_calls_cancelled_together_is_limited(autojump_clock: MockClock) -> None:
     gateway = Gateway()
-    async with behind(gateway) as (client, _server):
+    async with client_of_gateway(gateway) as (client, _server):
         with trio.move_on_after(1):
             async with trio.open_nursery() as nursery:
                 for _ in range(20):
@@ -935,25 +952,25 @@ async def test_streams_of_calls_that_are_cancelled_together_are_bounded_in_numbe
 
 
 async def test_our_own_servers_end_the_stream_of_a_cancelled_call(autojump_clock: MockClock) -> None:
-    async with lined(Variant("http", D), sample_server()) as (client, lines):
+    async with client_with_connections(Variant("http", D), sample_server()) as (client, connections):
         with trio.move_on_after(1):
             await client.call_tool("hold", {"name": "it"})
         await trio.sleep(2)
-        opened = len(lines)
+        opened = len(connections)
         for number in range(10):
             assert await client.call_tool("add", {"a": number, "b": 1}, returns=int) == number + 1
-        assert len(lines) == opened  # that connection is used again
+        assert len(connections) == opened  # the connection is used again
 
 
 @pytest.mark.parametrize("about", ["the call", "the session"])
-async def test_streams_of_cancelled_calls_are_bounded_in_time(about: str, autojump_clock: MockClock) -> None:
+async def test_the_time_of_streams_of_cancelled_calls_is_limited(about: str, autojump_clock: MockClock) -> None:
     gateway = Gateway()
-    async with behind(gateway) as (client, server):
-        await give_up(client)
+    async with client_of_gateway(gateway) as (client, server):
+        await cancel_a_call(client)
         token = server.requests[server.operations.index("tools/call")].id
         of_the_call: Any = {"method": "notifications/progress", "params": {"progressToken": token, "progress": 1}}
         for minute in range(1, 70):
-            await trio.sleep(60 if minute > 1 else 59)  # the first minute has begun with the call
+            await trio.sleep(60 if minute > 1 else 59)  # the first minute began with the call
             assert gateway.open == (minute <= (60 if about == "the session" else 5))
             if gateway.open:
                 said = {"method": "notifications/message", "params": {"level": "info", "data": minute}}
@@ -963,20 +980,22 @@ async def test_streams_of_cancelled_calls_are_bounded_in_time(about: str, autoju
 
 
 @pytest.mark.parametrize("variant", [Variant("http", E), Variant("http json", D)], ids=" ".join)
-async def test_what_ends_with_its_connection_is_not_read_on(variant: Variant, autojump_clock: MockClock) -> None:
-    """The modern era cancels so; and a reply of JSON says nothing else."""
-    async with lined(variant, sample_server()) as (client, lines):
+async def test_a_stream_that_carries_only_its_call_is_closed_with_it(
+    variant: Variant, autojump_clock: MockClock
+) -> None:
+    """A modern cancellation closes the connection, and a JSON response has no other messages."""
+    async with client_with_connections(variant, sample_server()) as (client, connections):
         with trio.move_on_after(1):
             await client.call_tool("hold", {"name": "it"})
         await wait_all_tasks_blocked()
-        assert [line.closed for line in lines].count(True) == 1
+        assert [connection.closed for connection in connections].count(True) == 1
         assert await client.call_tool("ledger", returns=list[str]) == ["it began", "it was cancelled"]
 
 
-# What a server tells without having declared it.
+# Changes that a server announces without a declared capability.
 
 CAPABILITIES = {"tools": {"listChanged": False}, "resources": {"subscribe": False}, "logging": {}}
-UNDECLARED = """
+UNDECLARED_EXCHANGE = """
 > {"jsonrpc": "2.0", "id": 1, "method": "initialize", "params": "..."}
 < {"jsonrpc": "2.0", "id": 1, "result": INITIALIZED}
 > {"jsonrpc": "2.0", "method": "notifications/initialized"}
@@ -987,7 +1006,7 @@ UNDECLARED = """
 > {"jsonrpc": "2.0", "id": 3, "method": "resources/unsubscribe", "params": {"uri": "r://1"}}
 < {"jsonrpc": "2.0", "id": 3, "result": {}}
 """
-TOLD: list[tuple[str, dict[str, Any]]] = [
+ANNOUNCED: list[tuple[str, dict[str, Any]]] = [
     ("notifications/tools/list_changed", {}),
     ("notifications/resources/updated", {"uri": "r://1"}),
     ("notifications/tools/list_changed", {}),
@@ -996,8 +1015,8 @@ TOLD: list[tuple[str, dict[str, Any]]] = [
 
 
 @contextlib.asynccontextmanager
-async def undeclared(said: str = UNDECLARED) -> AsyncIterator[Client]:
-    """A client of a server that says its lines of this, each after the lines of the client before it."""
+async def client_without_declarations(said: str = UNDECLARED_EXCHANGE) -> AsyncIterator[Client]:
+    """A client of a server that sends its lines of `said`, each after the preceding lines of the client."""
     info = {"name": "older", "version": "1"}
     result = {"protocolVersion": D, "capabilities": CAPABILITIES, "serverInfo": info}
     ours, theirs = memory_stream_pair()
@@ -1023,9 +1042,9 @@ async def undeclared(said: str = UNDECLARED) -> AsyncIterator[Client]:
     assert len(heard) == said.count("> ")
 
 
-async def test_a_block_may_wait_for_what_is_not_declared(autojump_clock: MockClock) -> None:
-    """As servers of mcp up to 1.30 tell of it."""
-    async with undeclared() as client:
+async def test_a_block_can_wait_for_undeclared_changes(autojump_clock: MockClock) -> None:
+    """The messages are those of servers of mcp up to 1.30."""
+    async with client_without_declarations() as client:
         async with client.listen(tools=True, resources="r://1", undeclared=True) as changes:
             assert {change.kind for change in changes.missing} == {ChangeKind.TOOLS, ChangeKind.RESOURCE}
             assert [(await anext(changes)).kind for _ in range(2)] == [ChangeKind.RESOURCE, ChangeKind.TOOLS]
@@ -1036,7 +1055,7 @@ async def test_a_block_may_wait_for_what_is_not_declared(autojump_clock: MockClo
         assert client.deviations == ()
 
 
-UNSERVED = """
+UNSERVED_EXCHANGE = """
 > {"jsonrpc": "2.0", "id": 1, "method": "initialize", "params": "..."}
 < {"jsonrpc": "2.0", "id": 1, "result": INITIALIZED}
 > {"jsonrpc": "2.0", "method": "notifications/initialized"}
@@ -1048,18 +1067,18 @@ UNSERVED = """
 """
 
 
-async def test_a_block_may_wait_for_what_a_server_tells_that_serves_no_subscriptions(
+async def test_a_block_can_wait_for_changes_of_a_server_without_subscriptions(
     autojump_clock: MockClock,
 ) -> None:
-    async with undeclared(UNSERVED) as client:
+    async with client_without_declarations(UNSERVED_EXCHANGE) as client:
         async with client.listen(resources="r://1", undeclared=True) as changes:
             assert (await anext(changes)).item == "r://1"
         await wait_all_tasks_blocked()
         assert client.deviations == ()
 
 
-class Older:
-    """A server by HTTP that tells of what it does not declare."""
+class AnnouncingServer:
+    """A server on HTTP that announces changes without declaring them."""
 
     def __init__(self) -> None:
         self.said = trio.Event()
@@ -1068,7 +1087,7 @@ class Older:
         if received.operation == "GET":
             await out.begin()
             await self.said.wait()
-            for method, params in TOLD:
+            for method, params in ANNOUNCED:
                 await out.event({"jsonrpc": "2.0", "method": method, "params": params})
             await out.wait_for_close()
         elif received.operation in ("resources/subscribe", "resources/unsubscribe"):
@@ -1078,38 +1097,41 @@ class Older:
 
 
 @contextlib.asynccontextmanager
-async def older(**options: Any) -> AsyncIterator[tuple[Client, Older]]:
-    playing = Older()
+async def client_of_announcing_server(**options: Any) -> AsyncIterator[tuple[Client, AnnouncingServer]]:
+    playing = AnnouncingServer()
     async with scripted_server(legacy(playing.handle, **CAPABILITIES)) as server:
         with tcp_connects_to(server.connect):
             async with open_client(URL, revision=D, **options) as client:
                 yield client, playing
 
 
-async def test_a_block_may_wait_for_what_is_not_declared_by_http(autojump_clock: MockClock) -> None:
-    async with older() as (client, playing):
+async def test_a_block_can_wait_for_undeclared_changes_on_http(autojump_clock: MockClock) -> None:
+    async with client_of_announcing_server() as (client, playing):
         async with client.listen(tools=True, resources=["r://1"], undeclared=True) as changes:
             playing.said.set()
             assert {(await anext(changes)).kind for _ in range(2)} == {ChangeKind.RESOURCE, ChangeKind.TOOLS}
         assert client.deviations == ()
 
 
-async def test_what_nobody_listens_to_can_be_seen(autojump_clock: MockClock) -> None:
+async def test_changes_without_a_listener_reach_the_callback_for_notifications(autojump_clock: MockClock) -> None:
     seen: list[tuple[str, dict[str, Any]]] = []
-    async with older(on_notification=lambda method, params: seen.append((method, params))) as (client, playing):
+    async with client_of_announcing_server(on_notification=lambda method, params: seen.append((method, params))) as (
+        client,
+        playing,
+    ):
         playing.said.set()
         await trio.sleep(1)
-        assert seen == TOLD
+        assert seen == ANNOUNCED
         told = [each for each in client.deviations if "undeclared=True" in each]
         assert [each.split()[2] for each in told] == [  # once each
             "notifications/tools/list_changed", "notifications/resources/updated"
         ]  # fmt: skip
 
 
-async def test_what_somebody_listens_to_is_not_told_once_more(autojump_clock: MockClock) -> None:
+async def test_changes_with_a_listener_do_not_reach_the_callback(autojump_clock: MockClock) -> None:
     seen: list[str] = []
     options: Any = {"on_notification": lambda method, params: seen.append(method), "on_log": lambda message: None}
-    async with older(log_level=None, **options) as (client, playing):
+    async with client_of_announcing_server(log_level=None, **options) as (client, playing):
         async with client.listen(resources=["r://1"], undeclared=True) as changes:
             playing.said.set()
             await anext(changes)
@@ -1118,8 +1140,8 @@ async def test_what_somebody_listens_to_is_not_told_once_more(autojump_clock: Mo
 
 
 @pytest.mark.parametrize("acknowledged", [{}, {"toolsListChanged": True}])
-async def test_a_block_may_wait_for_what_is_not_agreed_to(acknowledged: Any, autojump_clock: MockClock) -> None:
-    """In 2026-07-28 the server says which changes it tells of."""
+async def test_a_block_can_wait_for_unacknowledged_changes(acknowledged: Any, autojump_clock: MockClock) -> None:
+    """In 2026-07-28 the server acknowledges the changes that it will announce."""
 
     async def handle(received: ReceivedRequest, out: ResponseWriter) -> None:
         about = {"_meta": {"io.modelcontextprotocol/subscriptionId": received.id}}
@@ -1146,10 +1168,10 @@ async def test_a_block_may_wait_for_what_is_not_agreed_to(acknowledged: Any, aut
 
 @req("ping-02", "ping-03", "ping-04", "ping-05", "ping-06")
 @each_transport(revisions=[D, E], without=["memory", "child"])
-async def test_a_server_that_answers_no_ping_is_lost(
+async def test_a_server_that_does_not_answer_a_ping_is_lost(
     variant: Variant, autojump_clock: MockClock, caplog: pytest.LogCaptureFixture
 ) -> None:
-    async with lined(variant, sample_server(), ping_seconds=2) as (client, lines):
+    async with client_with_connections(variant, sample_server(), ping_seconds=2) as (client, connections):
         async with trio.open_nursery() as nursery:
             errors: list[SessionClosed] = []
 
@@ -1160,11 +1182,11 @@ async def test_a_server_that_answers_no_ping_is_lost(
                     errors.append(error)
 
             nursery.start_soon(call)
-            await trio.sleep(11)  # which the server has answered
+            await trio.sleep(11)  # the server has answered the pings in this time
             assert errors == []
-            cut(lines)
+            break_connections(connections)
             await trio.sleep(8)
-            if variant.modern:  # which has no ping
+            if variant.modern:  # modern revisions have no ping
                 assert errors == []
                 nursery.cancel_scope.cancel()
             else:
@@ -1177,7 +1199,7 @@ async def test_a_server_that_answers_no_ping_is_lost(
 
 @req("ping-05")
 @pytest.mark.parametrize("says", ["nothing", "an error", "reports", "junk"])
-async def test_who_says_something_is_there(says: str, autojump_clock: MockClock) -> None:
+async def test_any_message_of_the_server_counts_as_the_answer_to_a_ping(says: str, autojump_clock: MockClock) -> None:
     ours, theirs = memory_stream_pair()
 
     async def play() -> None:
@@ -1224,7 +1246,7 @@ async def by_http_stream(end: trio.SocketStream) -> None:
 
 
 @pytest.mark.parametrize("how", ["http", "websocket", "a stream of http", "a stream"])
-async def test_tcp_looks_after_both_ends(how: str) -> None:
+async def test_both_ends_of_tcp_use_keep_alive(how: str) -> None:
     if not hasattr(socket, "TCP_KEEPIDLE"):
         pytest.skip("this system names its options otherwise")
     ends: list[Any] = []

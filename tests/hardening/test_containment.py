@@ -1,4 +1,4 @@
-"""A handler's mistake costs its own call only, on every transport: all other calls, and the server, go on."""
+"""Mistakes of handlers: only the call of the handler fails, and the server and all other calls continue."""
 
 from __future__ import annotations
 
@@ -36,8 +36,8 @@ pytestmark = pytest.mark.filterwarnings("ignore::ResourceWarning")
 
 
 @contextlib.contextmanager
-def closed_at_the_end() -> Any:
-    """What was kept is let go before the run ends."""
+def generators_closed() -> Any:
+    """Drop the kept generators before the run ends."""
     try:
         yield
     finally:
@@ -45,12 +45,12 @@ def closed_at_the_end() -> Any:
 
 
 @each_transport_and_asgi(without=("child",), revisions=("2025-11-25", "2026-07-28"))
-async def test_a_mistake_costs_its_own_call_only(
+async def test_a_mistake_fails_only_its_own_call(
     variant: Variant, autojump_clock: MockClock, caplog: pytest.LogCaptureFixture
 ) -> None:
     server, gate = server_with_mistakes()
     waited: list[Any] = []
-    with closed_at_the_end(), caplog.at_level(logging.ERROR, "trio_mcp"):
+    with generators_closed(), caplog.at_level(logging.ERROR, "trio_mcp"):
         async with client_of(variant, server) as client, trio.open_nursery() as nursery:
 
             async def wait() -> None:
@@ -71,7 +71,7 @@ async def test_a_mistake_costs_its_own_call_only(
 
 
 @pytest.mark.parametrize("leave", ["return", "break"])
-def test_a_task_that_shields_itself_in_a_nursery_that_was_left_open_is_waited_for(leave: str) -> None:
+def test_a_shielded_task_in_a_nursery_that_was_left_open_finishes(leave: str) -> None:
     ended: list[float] = []
     server = Server("mistaken")
 
@@ -80,7 +80,7 @@ def test_a_task_that_shields_itself_in_a_nursery_that_was_left_open_is_waited_fo
             await trio.sleep(10)
         ended.append(trio.current_time())
 
-    async def with_a_shield() -> AsyncIterator[int]:
+    async def yield_beside_a_shield() -> AsyncIterator[int]:
         async with trio.open_nursery() as nursery:
             nursery.start_soon(shielded)
             await trio.lowlevel.checkpoint()
@@ -88,7 +88,7 @@ def test_a_task_that_shields_itself_in_a_nursery_that_was_left_open_is_waited_fo
 
     @server.tool
     async def mistaken() -> int:
-        async for number in with_a_shield():
+        async for number in yield_beside_a_shield():
             if leave == "break":
                 break
             return number
@@ -108,8 +108,8 @@ def test_a_task_that_shields_itself_in_a_nursery_that_was_left_open_is_waited_fo
 
 
 @pytest.mark.parametrize("dropped_by", ["another handler", "a thread", "the program"])
-def test_a_generator_with_a_nursery_may_be_dropped_while_its_handler_waits(dropped_by: str) -> None:
-    """As by the cyclic collector, which runs in any task."""
+def test_a_generator_with_a_nursery_can_be_dropped_while_its_handler_waits(dropped_by: str) -> None:
+    """The cyclic garbage collector, which runs in any task, may drop it like this."""
     kept: list[Any] = []
     server = Server("mistaken")
 
@@ -149,8 +149,8 @@ def test_a_generator_with_a_nursery_may_be_dropped_while_its_handler_waits(dropp
     trio.run(main, clock=MockClock(autojump_threshold=0))
 
 
-async def test_a_handler_that_waits_for_nobody_may_drop_generators_for_ever(autojump_clock: MockClock) -> None:
-    """They are closed while it goes on, though not each at once."""
+async def test_a_handler_that_does_not_wait_can_drop_many_generators(autojump_clock: MockClock) -> None:
+    """The generators are closed while the handler runs, but not each at once."""
     server, closed = Server("dropping"), 0
 
     async def numbers() -> AsyncIterator[int]:
@@ -176,8 +176,8 @@ async def test_a_handler_that_waits_for_nobody_may_drop_generators_for_ever(auto
 
 
 @each_transport_and_asgi(without=("child",), revisions=("2025-11-25", "2026-07-28"))
-async def test_ctrl_c_in_a_handler_is_no_failure_of_its_call(variant: Variant, autojump_clock: MockClock) -> None:
-    """Also when it leaves something open."""
+async def test_ctrl_c_in_a_handler_ends_the_program(variant: Variant, autojump_clock: MockClock) -> None:
+    """This is so even if the handler leaves a scope open."""
     server = Server("interrupted")
 
     @server.tool
@@ -185,17 +185,17 @@ async def test_ctrl_c_in_a_handler_is_no_failure_of_its_call(variant: Variant, a
         trio.CancelScope().__enter__()
         raise KeyboardInterrupt
 
-    async def meet() -> None:
+    async def call_a_tool() -> None:
         async with trio.open_nursery(), serve_over(variant.transport, server) as target, open_client(target) as client:
             await client.call_tool("interrupt")
 
     with pytest.raises(BaseExceptionGroup) as caught:
-        await meet()
+        await call_a_tool()
     assert caught.value.subgroup(KeyboardInterrupt) is not None
 
 
 @each_transport_and_asgi(without=("child",), revisions=("2025-11-25", "2026-07-28"))
-async def test_a_handler_that_is_cancelled_and_left_something_open_costs_nobody_else(
+async def test_a_cancelled_handler_with_an_open_nursery_affects_no_other_call(
     variant: Variant, autojump_clock: MockClock
 ) -> None:
     server, gate = server_with_mistakes()
@@ -226,12 +226,12 @@ async def test_a_handler_that_is_cancelled_and_left_something_open_costs_nobody_
 
 @each_transport_and_asgi(without=("child",), revisions=("2025-11-25", "2026-07-28"))
 @pytest.mark.parametrize("how", ["the client", "a deadline of the program"])
-async def test_a_cancellation_is_no_failure(
+async def test_a_cancellation_is_not_logged_as_a_failure(
     how: str, variant: Variant, autojump_clock: MockClock, caplog: pytest.LogCaptureFixture
 ) -> None:
     scripted = ScriptedServer()
 
-    async def meet() -> None:
+    async def call_a_tool() -> None:
         async with client_of(variant, scripted.server) as client:
             with trio.move_on_after(5 if how == "the client" else 1000):
                 await client.call_tool("play", {"steps": ["wait for ever"]})
@@ -239,22 +239,22 @@ async def test_a_cancellation_is_no_failure(
             assert await client.call_tool("play", {"steps": []}, returns=str) == "done"
 
     with caplog.at_level(logging.INFO, "trio_mcp"), trio.move_on_after(10):
-        await meet()
+        await call_a_tool()
     assert scripted.cancelled == [""]
     assert [record.getMessage() for record in caplog.records if record.name == "trio_mcp"] == []
 
 
-# A client of the legacy era that has gone.
+# Legacy clients that have disconnected.
 
 KINDS: dict[str, dict[str, Any]] = {"stream": {}, "json": {"json_only": True}, "no session": {"sessions": False}}
 
 
 @pytest.mark.parametrize("kind", KINDS)
-async def test_a_legacy_handler_whose_client_has_gone_is_bounded_in_time(kind: str, autojump_clock: MockClock) -> None:
+async def test_a_legacy_handler_of_a_disconnected_client_has_a_time_limit(kind: str, autojump_clock: MockClock) -> None:
     scripted = ScriptedServer(limits=Limits(session_idle_seconds=100))
     async with scripted.server.running(), served(scripted.server, **KINDS[kind]) as web:
         session = None if kind == "no session" else await web.initialize("2025-11-25")
-        with trio.move_on_after(1000):  # for as long the client is there
+        with trio.move_on_after(1000):  # the client is connected during this time
             message = play_call("progress", "wait for ever")
             link, _, _ = await web.begin(message, session=session, revision="2025-11-25")
             try:
@@ -271,12 +271,12 @@ async def test_a_legacy_handler_whose_client_has_gone_is_bounded_in_time(kind: s
             assert (await web.call("ping", session=session)).status == 404
 
 
-@pytest.mark.parametrize("how", ["posts", "comes back", "was asked to come back"])
-async def test_a_legacy_handler_goes_on_while_its_client_is_heard_of(how: str, autojump_clock: MockClock) -> None:
+@pytest.mark.parametrize("how", ["sends a POST", "reconnects", "was told to reconnect"])
+async def test_a_legacy_handler_continues_while_its_client_is_active(how: str, autojump_clock: MockClock) -> None:
     scripted = ScriptedServer(limits=Limits(session_idle_seconds=100))
     async with served(scripted.server) as web:
         session = await web.initialize("2025-11-25")
-        if how == "was asked to come back":
+        if how == "was told to reconnect":
             stream = await web.open(play_call("hang-up 250", "sleep 200"), session=session)
             assert [each async for each in stream]
             await trio.sleep(249)
@@ -285,7 +285,7 @@ async def test_a_legacy_handler_goes_on_while_its_client_is_heard_of(how: str, a
             await stream.message()
             await stream.aclose()
             await trio.sleep(90)
-            if how == "posts":
+            if how == "sends a POST":
                 assert (await web.call("ping", session=session)).status == 200
             else:
                 await (await web.open(session=session, after=stream.last_event_id)).aclose()
@@ -297,39 +297,39 @@ async def test_a_legacy_handler_goes_on_while_its_client_is_heard_of(how: str, a
             assert text_of(await rest.response()) == "done"
 
 
-# Before a call: who is it?
+# Authentication before a call.
 
 
-async def forget_it_in_time() -> None:
+async def sleep_for_ever() -> None:
     await trio.sleep_forever()
 
 
-async def forget_it_under_a_shield() -> None:
+async def sleep_under_a_shield() -> None:
     with trio.CancelScope(shield=True):
         await trio.sleep(3600)
 
 
-HANGING: dict[str, Mistake] = {each.__name__: each for each in (forget_it_in_time, forget_it_under_a_shield)}
+HANGING: dict[str, Mistake] = {each.__name__: each for each in (sleep_for_ever, sleep_under_a_shield)}
 
 
-async def named(token: str) -> str | None:
-    """Who has this token, or what becomes of a server that asks."""
+async def name_of_holder(token: str) -> str | None:
+    """The name of the holder of this token.  The name of a mistake as token makes that mistake."""
     if token in MISTAKES or token in HANGING:
         await (MISTAKES.get(token) or HANGING[token])()
     return "ada" if token == "good" else None
 
 
 async def authenticate(request: HttpRequest) -> str | None:
-    return await named(request.headers.get("Authorization", "").removeprefix("Bearer "))
+    return await name_of_holder(request.headers.get("Authorization", "").removeprefix("Bearer "))
 
 
 async def verify(token: str) -> Principal | None:
-    name = await named(token)
+    name = await name_of_holder(token)
     return None if name is None else Principal(name)
 
 
 def verify_at_once(token: str) -> Principal | None:
-    """Does not wait, so that it cannot leave anything open."""
+    """A plain function: it does not wait, so it cannot leave a scope open."""
     if token == "raise_generator_exit":
         raise GeneratorExit
     return Principal("ada") if token == "good" else None
@@ -337,7 +337,7 @@ def verify_at_once(token: str) -> Principal | None:
 
 @each_transport_and_asgi(without=("child", "memory"), revisions=("2025-11-25", "2026-07-28"))
 @pytest.mark.parametrize("how", ["authenticate", "verify", "verify_at_once"])
-async def test_a_mistake_of_authentication_costs_its_own_request_only(
+async def test_a_mistake_of_authentication_fails_only_its_own_request(
     how: str, variant: Variant, autojump_clock: MockClock, caplog: pytest.LogCaptureFixture
 ) -> None:
     server, gate = server_with_mistakes(authenticate_seconds=5)
@@ -359,7 +359,7 @@ async def test_a_mistake_of_authentication_costs_its_own_request_only(
 
     waited: list[Any] = []
     async with no_tasks_left():
-        with closed_at_the_end(), caplog.at_level(logging.INFO, "trio_mcp"):
+        with generators_closed(), caplog.at_level(logging.INFO, "trio_mcp"):
             async with serve_over(variant.transport, server, **options) as target:
                 async with client("good") as good, trio.open_nursery() as nursery:
 
@@ -380,16 +380,18 @@ async def test_a_mistake_of_authentication_costs_its_own_request_only(
                         else:
                             assert f"{asked} took longer than 5 seconds (Limits.authenticate_seconds)" in caplog.text
                             assert ": 503, authentication is not available" in caplog.text
-                            assert trio.current_time() - start <= 15  # the client has asked twice, after a pause
+                            assert (
+                                trio.current_time() - start <= 15
+                            )  # the client has tried twice, with a pause in between
                     assert not waited
                     gate.set()
                 await trio.sleep(3600)
     assert waited == ["waited"]
 
 
-# Where Trio has other private names.
+# Other private names in Trio.
 
-RENAMED = """
+WITH_A_RENAMED_ATTRIBUTE = """
 import importlib.machinery, sys
 
 (renamed,) = sys.argv[1:]
@@ -456,18 +458,18 @@ print("held")
 
 
 @pytest.mark.parametrize("name", ["_cancel_status", pytest.param("GLOBAL_PARKING_LOT_BREAKER", marks=pytest.mark.full)])
-def test_a_mistake_is_contained_where_trio_has_another_private_name(name: str) -> None:
+def test_a_mistake_is_contained_if_a_private_name_of_trio_changes(name: str) -> None:
     root = Path(__file__).parents[2]
-    command = [sys.executable, "-c", RENAMED, name]
+    command = [sys.executable, "-c", WITH_A_RENAMED_ATTRIBUTE, name]
     done = subprocess.run(command, cwd=root, capture_output=True, text=True)
     assert (done.stdout, done.returncode) == ("held\n", 0), done.stderr
 
 
-# The lifespan, whose mistakes end the run: not without a word.
+# Mistakes of the lifespan, which end the run with an error or a log message.
 
 
 @pytest.mark.parametrize("when", ["at its beginning", "at its end", "in a group"])
-async def test_a_cancellation_that_a_lifespan_raises_again_is_a_failure(when: str, autojump_clock: MockClock) -> None:
+async def test_a_stale_cancellation_of_a_lifespan_is_a_failure(when: str, autojump_clock: MockClock) -> None:
     kept = await stale_cancellation()
 
     @contextlib.asynccontextmanager
@@ -483,10 +485,10 @@ async def test_a_cancellation_that_a_lifespan_raises_again_is_a_failure(when: st
 
 
 @pytest.mark.parametrize("cancelled", [False, True])
-async def test_a_lifespan_that_cancels_the_run_is_told_of(
+async def test_a_lifespan_that_cancels_the_run_is_logged(
     cancelled: bool, autojump_clock: MockClock, caplog: pytest.LogCaptureFixture
 ) -> None:
-    """As a task of its nursery does that raises a cancellation again; but not where the program cancels the run."""
+    """A task in its nursery raises a stale cancellation.  A cancellation by the program is not logged."""
 
     @contextlib.asynccontextmanager
     async def lifespan(server: Server) -> AsyncIterator[None]:
@@ -503,15 +505,15 @@ async def test_a_lifespan_that_cancels_the_run_is_told_of(
         async with Server("mistaken", lifespan=lifespan).running():
             await trio.sleep(100)
     assert scope.cancelled_caught is cancelled
-    told = [record.getMessage() for record in caplog.records if record.name == "trio_mcp"]
-    assert told == ([] if cancelled else ["mistaken stops: its lifespan has cancelled the tasks inside it"])
+    logged = [record.getMessage() for record in caplog.records if record.name == "trio_mcp"]
+    assert logged == ([] if cancelled else ["mistaken stops: its lifespan has cancelled the tasks inside it"])
 
 
 # Plain functions.
 
 
 @each_transport_and_asgi(without=("child",), revisions=("2025-11-25", "2026-07-28"))
-async def test_a_mistake_of_a_filter_costs_its_own_request_only(
+async def test_a_mistake_of_a_filter_fails_only_its_own_request(
     variant: Variant, autojump_clock: MockClock, caplog: pytest.LogCaptureFixture
 ) -> None:
     mistakes: list[BaseException] = []
@@ -559,7 +561,7 @@ class BrokenLog(MemoryEventLog):
         raise SystemExit(3)
 
 
-async def test_a_mistake_of_an_event_log_costs_its_own_stream_only(autojump_clock: MockClock) -> None:
+async def test_a_mistake_of_an_event_log_ends_only_its_own_stream(autojump_clock: MockClock) -> None:
     scripted = ScriptedServer()
     logs = iter([MemoryEventLog(), BrokenLog()])
     async with served(scripted.server, event_log=lambda id: next(logs)) as web, trio.open_nursery() as nursery:
@@ -577,11 +579,11 @@ async def test_a_mistake_of_an_event_log_costs_its_own_stream_only(autojump_cloc
         scripted.go["go"].set()
 
 
-# At the client.
+# Mistakes of callbacks of a client.
 
 
 @each_transport_and_asgi(without=("child",), revisions=("2025-11-25", "2026-07-28"))
-async def test_a_mistake_of_a_callback_costs_its_own_question_only(
+async def test_a_mistake_of_a_callback_fails_only_its_own_request(
     variant: Variant, autojump_clock: MockClock, caplog: pytest.LogCaptureFixture
 ) -> None:
     server, gate = server_with_mistakes()
@@ -599,14 +601,14 @@ async def test_a_mistake_of_a_callback_costs_its_own_question_only(
         await wanted()
         return {"size": 1}
 
-    def told(params: LoggingMessageParams) -> None:
+    def logged(params: LoggingMessageParams) -> None:
         raise SystemExit(3)
 
-    options: dict[str, Any] = {"elicitation": answer, "on_log": told, "log_level": "error"}
+    options: dict[str, Any] = {"elicitation": answer, "on_log": logged, "log_level": "error"}
     if variant.transport == "http json" and not variant.modern:
-        return  # where a server cannot ask
+        return  # on this transport a server cannot send requests
     waited: list[Any] = []
-    with closed_at_the_end():
+    with generators_closed():
         async with client_of(variant, server, **options) as client, trio.open_nursery() as nursery:
 
             async def wait() -> None:
@@ -624,7 +626,7 @@ async def test_a_mistake_of_a_callback_costs_its_own_question_only(
     assert waited == ["waited"]
 
 
-async def test_a_stream_that_cannot_be_closed_costs_its_connection_only(
+async def test_a_stream_that_cannot_be_closed_ends_only_its_own_connection(
     caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     closed = 0

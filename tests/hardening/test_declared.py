@@ -1,4 +1,4 @@
-"""What a server and a client declare: experimental capabilities, and changes that a server does not tell of."""
+"""Declarations of servers and clients: experimental capabilities, and changes that are switched off."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ async def test_experimental_capabilities_are_declared_by_both_sides(variant: Var
 
 
 @pytest.mark.parametrize("revision", [D, E])
-async def test_without_the_option_nothing_experimental_is_declared(revision: str) -> None:
+async def test_without_the_option_no_experimental_capability_is_declared(revision: str) -> None:
     server, heard = Server("mine"), []
 
     @server.tool
@@ -56,13 +56,13 @@ async def test_without_the_option_nothing_experimental_is_declared(revision: str
         ({"voice": {"rate": object()}}, "JSON"),
     ],
 )
-def test_what_cannot_be_declared_is_refused(given: Any, message: str) -> None:
+def test_malformed_experimental_capabilities_are_refused(given: Any, message: str) -> None:
     for make in (lambda: Server("mine", experimental=given), lambda: open_client(Server("x"), experimental=given)):
         with pytest.raises(UsageError, match=message):
             make()
 
 
-def serving(**options: Any) -> Server:
+def server_of_notes(**options: Any) -> Server:
     server = Server("mine", change_debounce=0, **options)
     server.add_resource(Resource("one", "notes://one"), lambda ctx, uri: "")
 
@@ -74,10 +74,10 @@ def serving(**options: Any) -> Server:
 
 
 @each_transport(revisions=[D, E], without=["child", "http json"])
-async def test_a_server_that_does_not_tell_of_lists_declares_none(variant: Variant, autojump_clock: MockClock) -> None:
-    said: list[str] = []
+async def test_a_server_without_list_changes_does_not_declare_them(variant: Variant, autojump_clock: MockClock) -> None:
+    notified: list[str] = []
     async with client_of(
-        variant, serving(list_changed=False), on_notification=lambda method, params: said.append(method)
+        variant, server_of_notes(list_changed=False), on_notification=lambda method, params: notified.append(method)
     ) as client:
         assert client.capabilities["tools"] == {}
         assert client.capabilities["resources"] == {"subscribe": True}
@@ -87,12 +87,14 @@ async def test_a_server_that_does_not_tell_of_lists_declares_none(variant: Varia
         async with client.listen(resources="notes://one"):
             await client.call_tool("grow")
             await wait_all_tasks_blocked()
-    assert said == []
+    assert notified == []
 
 
 @each_transport(revisions=[D, E], without=["child", "http json"])
-async def test_a_server_without_subscriptions_declares_none(variant: Variant, autojump_clock: MockClock) -> None:
-    async with client_of(variant, serving(subscribe=False)) as client:
+async def test_a_server_without_subscriptions_does_not_declare_them(
+    variant: Variant, autojump_clock: MockClock
+) -> None:
+    async with client_of(variant, server_of_notes(subscribe=False)) as client:
         assert client.capabilities["resources"] == {"listChanged": True}
         with pytest.raises(SubscriptionUnsupported):
             async with client.listen(resources="notes://one"):
@@ -102,14 +104,14 @@ async def test_a_server_without_subscriptions_declares_none(variant: Variant, au
             assert (await changes.__anext__()).kind.name == "TOOLS"
 
 
-async def test_a_legacy_subscription_is_refused_by_a_server_without() -> None:
-    async with open_client(serving(subscribe=False), revision=D) as client:
+async def test_a_server_without_subscriptions_refuses_a_legacy_one() -> None:
+    async with open_client(server_of_notes(subscribe=False), revision=D) as client:
         with pytest.raises((RequestError, UsageError)):
             await client.request("resources/subscribe", {"uri": "notes://one"})
 
 
-def test_a_change_that_is_not_declared_cannot_be_told() -> None:
-    server = serving(list_changed=False, subscribe=False)
+def test_an_undeclared_change_cannot_be_announced() -> None:
+    server = server_of_notes(list_changed=False, subscribe=False)
     with pytest.raises(UsageError, match="a change of tools: the server was created with list_changed=False"):
         server.notify_list_changed("tools")
     with pytest.raises(UsageError, match="a change of a resource: the server was created with subscribe=False"):
@@ -117,7 +119,7 @@ def test_a_change_that_is_not_declared_cannot_be_told() -> None:
 
 
 @pytest.mark.parametrize("option", ["subscribe", "list_changed"])
-def test_what_is_switched_is_a_bool(option: str) -> None:
+def test_the_switches_must_be_booleans(option: str) -> None:
     with pytest.raises(UsageError, match=f"{option} must be True or False, got 'no'"):
         Server("mine", **{option: "no"})  # type: ignore[arg-type]
 
@@ -134,7 +136,7 @@ WRONG_META: dict[str, dict[str, Any]] = {
 
 @req("meta-02", "meta-03", "meta-04", "meta-05", "meta-06", "meta-08")
 @each_transport(without=["child"], revisions=[D, E])
-async def test_a_client_sends_no_meta_that_it_may_not(variant: Variant) -> None:
+async def test_a_client_refuses_to_send_reserved_or_malformed_meta_keys(variant: Variant) -> None:
     server, called, of_all = Server("mine"), [], {}
 
     @server.tool

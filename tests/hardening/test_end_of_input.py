@@ -27,12 +27,12 @@ def sockets() -> Pair:
     return ours, theirs
 
 
-HALVES = pytest.mark.parametrize("streams", [memory_stream_pair, lockstep_stream_pair, sockets])
-BOTH_ERAS = pytest.mark.parametrize("revision", REVISION_NAMES[-2:])
+each_half_closeable_stream = pytest.mark.parametrize("streams", [memory_stream_pair, lockstep_stream_pair, sockets])
+each_era = pytest.mark.parametrize("revision", REVISION_NAMES[-2:])
 
 
-class Working:
-    """A server whose tools note how they end."""
+class SlowServer:
+    """A server with tools that record how they end."""
 
     def __init__(self, **options: Any) -> None:
         self.server = Server("working", **options)
@@ -70,42 +70,42 @@ def text_of(response: dict[str, Any]) -> str:
     return text
 
 
-@HALVES
-@BOTH_ERAS
-async def test_calls_that_run_at_the_end_of_input_are_answered(
+@each_half_closeable_stream
+@each_era
+async def test_calls_that_run_at_the_end_of_the_input_are_answered(
     revision: str, streams: Callable[[], Pair], autojump_clock: MockClock
 ) -> None:
-    working = Working()
-    async with connected(working.server, revision, streams=streams) as wire:
+    slow_server = SlowServer()
+    async with connected(slow_server.server, revision, streams=streams) as wire:
         ids = [await wire.start("tools/call", slow(seconds)) for seconds in (2, 1, 3)]
         await wire.close()
         assert [text_of(await wire.response(id)) for id in ids] == ["after 2.0", "after 1.0", "after 3.0"]
         assert trio.current_time() == 3
 
 
-@BOTH_ERAS
-async def test_a_call_that_takes_longer_than_the_grace_is_cancelled_and_the_client_is_told(
+@each_era
+async def test_a_call_longer_than_the_shutdown_timeout_ends_with_an_error(
     revision: str, autojump_clock: MockClock
 ) -> None:
-    working = Working()
-    async with connected(working.server, revision, serve=partial(serve_stream, shutdown_timeout=7)) as wire:
+    slow_server = SlowServer()
+    async with connected(slow_server.server, revision, serve=partial(serve_stream, shutdown_timeout=7)) as wire:
         ids = [await wire.start("tools/call", slow(seconds)) for seconds in (7.5, 6.5, 1000)]
         await wire.close()
-        told = [text_of(await wire.response(id)) for id in ids]
+        outcome = [text_of(await wire.response(id)) for id in ids]
         assert trio.current_time() == 7
-    assert told[1] == "after 6.5"
+    assert outcome[1] == "after 6.5"
     why = "error: this call had not finished 7 seconds after the end of the client's input"
-    assert (told[0], told[2]) == (why, why)
-    assert working.ends == [("finished", 6.5), ("cancelled", 7), ("cancelled", 7)]
+    assert (outcome[0], outcome[2]) == (why, why)
+    assert slow_server.ends == [("finished", 6.5), ("cancelled", 7), ("cancelled", 7)]
 
 
 @pytest.mark.parametrize(("shutdown_timeout", "seconds"), [(None, 4.9), (math.inf, 3600), (0, None)])
-async def test_the_grace_is_five_seconds_unless_it_is_said(
+async def test_the_default_shutdown_timeout_is_five_seconds(
     shutdown_timeout: float | None, seconds: float | None, autojump_clock: MockClock
 ) -> None:
     serve = serve_stream if shutdown_timeout is None else partial(serve_stream, shutdown_timeout=shutdown_timeout)
-    working = Working()
-    async with connected(working.server, LATEST, serve=serve) as wire:
+    slow_server = SlowServer()
+    async with connected(slow_server.server, LATEST, serve=serve) as wire:
         fast = await wire.start("tools/call", slow(seconds or 0.1))
         late = await wire.start("tools/call", slow(5.1))
         await wire.close()
@@ -113,60 +113,63 @@ async def test_the_grace_is_five_seconds_unless_it_is_said(
         assert text_of(await wire.response(late)).startswith("after" if shutdown_timeout == math.inf else "error")
 
 
-async def test_a_server_that_nobody_waits_for_ends_at_once(autojump_clock: MockClock) -> None:
-    server = Working().server
+async def test_a_server_without_running_calls_ends_at_once(autojump_clock: MockClock) -> None:
+    server = SlowServer().server
     async with connected(server, LATEST) as wire:
         await wire.subscribe(tools=True)
         await wire.close()
         assert trio.current_time() == 0
         kinds = [message.get("method", "result" if "result" in message else "error") for message in wire.messages]
-        assert kinds[-2:] == ["result", "notifications/cancelled"]  # the subscription ends in good order
+        assert kinds[-2:] == [
+            "result",
+            "notifications/cancelled",
+        ]  # the subscription ends with its result and the notice
 
 
 @pytest.mark.parametrize("streams", [memory_stream_pair, sockets])
-async def test_a_write_that_fails_is_the_end_of_the_link_and_cancels_what_runs(
+async def test_a_failed_write_ends_the_link_and_cancels_the_calls(
     streams: Callable[[], Pair], autojump_clock: MockClock
 ) -> None:
-    working, serve = Working(), partial(serve_stream, shutdown_timeout=math.inf)
-    async with connected(working.server, LATEST, streams=streams, serve=serve, log_level="info") as wire:
+    slow_server, serve = SlowServer(), partial(serve_stream, shutdown_timeout=math.inf)
+    async with connected(slow_server.server, LATEST, streams=streams, serve=serve, log_level="info") as wire:
         await wire.start("tools/call", slow(1e6))
         await wire.start("tools/call", {"name": "tell"})
         await wire.note("notifications/message")
         await trio.sleep(0.5)
         await wire.stream.aclose()
-    assert [how for how, _ in working.ends] == ["cancelled"] * 2
-    assert max(when for _, when in working.ends) <= 2  # a socket takes one more message before it says so
+    assert [how for how, _ in slow_server.ends] == ["cancelled"] * 2
+    assert max(when for _, when in slow_server.ends) <= 2  # a socket accepts one more message before the error
 
 
-async def test_where_a_stream_has_no_halves_its_end_is_the_end_of_all(autojump_clock: MockClock) -> None:
-    def whole() -> Pair:
+async def test_a_stream_without_half_close_ends_as_a_whole(autojump_clock: MockClock) -> None:
+    def not_half_closeable_pair() -> Pair:
         ours, theirs = memory_stream_pair()
         return ours, NotHalfCloseable(theirs)
 
-    working = Working()
-    async with connected(working.server, LATEST, streams=whole) as wire:
+    slow_server = SlowServer()
+    async with connected(slow_server.server, LATEST, streams=not_half_closeable_pair) as wire:
         await wire.start("tools/call", slow(3))
         await wire.call("server/discover")
         await wire.close()
-    assert working.ends == [("cancelled", 0)]
+    assert slow_server.ends == [("cancelled", 0)]
 
 
-@pytest.mark.parametrize(("last", "told"), [(-1, "after 2.0"), (-2, "error")], ids=["whole", "cut"])
-async def test_a_last_line_without_its_newline_is_a_message(last: int, told: str, autojump_clock: MockClock) -> None:
-    """As in ``printf '{...}' | python server.py``; one that was cut is never JSON."""
+@pytest.mark.parametrize(("last", "outcome"), [(-1, "after 2.0"), (-2, "error")], ids=["whole", "cut"])
+async def test_a_last_line_without_its_newline_is_a_message(last: int, outcome: str, autojump_clock: MockClock) -> None:
+    """``printf '{...}' | python server.py`` sends it like this.  A line that was cut is never JSON."""
     meta = {META_VERSION: LATEST, META_CLIENT_CAPABILITIES: {}}
     calls = [
         {"jsonrpc": "2.0", "id": id, "method": "tools/call", "params": {**slow(id), "_meta": meta}} for id in (1, 2)
     ]
     ours, theirs = memory_stream_pair()
     async with trio.open_nursery() as nursery:
-        nursery.start_soon(serve_stream, Working().server, theirs)
+        nursery.start_soon(serve_stream, SlowServer().server, theirs)
         await ours.send_all("".join(json.dumps(call) + "\n" for call in calls).encode()[:last])
         await ours.send_eof()
         answers = b"".join([data async for data in ours]).splitlines()
     by_id = {answer.get("id"): text_of(answer) for answer in map(json.loads, answers)}
     assert by_id[1] == "after 1.0"
-    assert by_id[2 if told.startswith("after") else None].startswith(told)
+    assert by_id[2 if outcome.startswith("after") else None].startswith(outcome)
 
 
 # Questions.
@@ -179,7 +182,7 @@ QUESTIONS: dict[str, Callable[[Context], Any]] = {
 
 
 METHOD_OF = {"elicit": "elicitation/create", "sample": "sampling/createMessage", "roots": "roots/list"}
-ASKABLE = [
+KINDS_AND_REVISIONS = [
     (kind, revision)
     for revision in REVISION_NAMES[:-1]
     for kind in QUESTIONS
@@ -187,8 +190,8 @@ ASKABLE = [
 ]
 
 
-class Asking:
-    """A server whose tool asks, at once or when the client has closed its side."""
+class AskingServer:
+    """A server with a tool that asks, at once or when the client has closed its side."""
 
     def __init__(self, kind: str, *, later: bool) -> None:
         self.server = Server("asking")
@@ -209,12 +212,12 @@ class Asking:
 
 
 @pytest.mark.parametrize("later", [False, True])
-@pytest.mark.parametrize(("kind", "revision"), ASKABLE)
-async def test_a_question_after_the_end_of_input_fails_at_once(
+@pytest.mark.parametrize(("kind", "revision"), KINDS_AND_REVISIONS)
+async def test_a_question_after_the_end_of_the_input_fails_at_once(
     kind: str, later: bool, revision: str, autojump_clock: MockClock
 ) -> None:
-    asking = Asking(kind, later=later)
-    async with connected(asking.server, revision, answers={METHOD_OF[kind]: sleep_for_ever}) as wire:
+    asking_server = AskingServer(kind, later=later)
+    async with connected(asking_server.server, revision, answers={METHOD_OF[kind]: never_answer}) as wire:
         id = await wire.start("tools/call", {"name": "ask"})
         if not later:
             await wait_all_tasks_blocked()
@@ -223,12 +226,12 @@ async def test_a_question_after_the_end_of_input_fails_at_once(
         response = await wire.response(id)
         assert trio.current_time() == later
     assert response["result"]["isError"] is True
-    (why,) = asking.why
+    (why,) = asking_server.why
     assert "the client has closed its side of the connection" in why
     assert why in text_of(response)
 
 
-async def sleep_for_ever(_params: object) -> None:
+async def never_answer(_params: object) -> None:
     await trio.sleep_forever()
 
 
@@ -239,20 +242,20 @@ async def answered_after_the_end(wire: RawClient, tool: str) -> dict[str, Any]:
     return result
 
 
-async def test_a_modern_question_fails_where_nobody_can_bring_its_answer(autojump_clock: MockClock) -> None:
-    asking = Asking("elicit", later=True)
-    async with connected(asking.server, LATEST) as wire:
+async def test_a_modern_question_fails_if_no_later_connection_can_answer_it(autojump_clock: MockClock) -> None:
+    asking_server = AskingServer("elicit", later=True)
+    async with connected(asking_server.server, LATEST) as wire:
         result = await answered_after_the_end(wire, "ask")
     assert result["isError"] is True
     assert "the client has closed its side of the connection" in result["content"][0]["text"]
 
 
-async def test_a_modern_question_is_asked_where_another_process_can_go_on(autojump_clock: MockClock) -> None:
-    async with connected(Asking("elicit", later=True).server, LATEST) as wire:
+async def test_a_modern_question_is_sent_if_another_process_can_continue(autojump_clock: MockClock) -> None:
+    async with connected(AskingServer("elicit", later=True).server, LATEST) as wire:
         assert (await answered_after_the_end(wire, "again"))["resultType"] == "input_required"
 
 
-async def test_a_modern_question_is_asked_where_another_connection_can_go_on(autojump_clock: MockClock) -> None:
+async def test_a_modern_question_is_sent_if_another_connection_can_continue(autojump_clock: MockClock) -> None:
     server = Server("shared")
 
     @server.tool

@@ -1,7 +1,7 @@
-"""A process that leaves, as those notice it that connect or ask at this moment.
+"""A process that leaves: the effects for clients that connect or send a request at this moment.
 
-The system resets the connections that wait to be accepted when the last process closes their socket.  A proxy that has
-sent a POST on one of them may not send it again.
+When the last process closes a listening socket, the system resets the connections that wait to be accepted.  A proxy
+that has sent a POST on one of them may not send it again.
 """
 
 from __future__ import annotations
@@ -29,8 +29,8 @@ on_linux = pytest.mark.skipif(sys.platform != "linux", reason="only Linux can op
 
 @on_linux
 @pytest.mark.parametrize("given", [False, True])
-async def test_a_socket_that_was_given_goes_on_to_take_connections(given: bool) -> None:
-    """Another process may accept from it."""
+async def test_a_socket_that_was_passed_in_still_accepts_connections(given: bool) -> None:
+    """Another process may accept connections from it."""
     server, options = Server("crew", store=MemoryStore()), {}
     async with trio.open_nursery() as nursery:
         if given:
@@ -48,7 +48,7 @@ async def test_a_socket_that_was_given_goes_on_to_take_connections(given: bool) 
 
 
 class SlowListener(trio.abc.Listener[trio.abc.Stream]):
-    """A listener whose accept takes a moment after the system has given it a connection, and cannot be cancelled."""
+    """A listener with an accept that cannot be cancelled, and takes a moment after the system has a connection."""
 
     def __init__(self, stream: trio.abc.Stream) -> None:
         self.came = trio.Event()
@@ -79,7 +79,7 @@ async def test_a_connection_that_was_accepted_last_is_served(autojump_clock: Moc
     async with trio.open_nursery() as nursery:
         await nursery.start(partial(serve_http, server, listeners=[listener]))
         nursery.start_soon(leave)
-        await trio.sleep(0.015)  # shortly before the process stops listening
+        await trio.sleep(0.015)  # shortly before the process stops to listen
         listener.came.set()
         await client.send_all(request("pid"))
         assert (await client.receive_some()).startswith(b"HTTP/1.1 200 ")
@@ -87,7 +87,7 @@ async def test_a_connection_that_was_accepted_last_is_served(autojump_clock: Moc
 
 @on_linux
 @pytest.mark.full
-async def test_who_waits_is_served_and_who_comes_later_is_refused(tmp_path: Path) -> None:
+async def test_waiting_connections_are_served_and_later_ones_are_refused(tmp_path: Path) -> None:
     async with running(tmp_path, workers=2) as service:
         workers = await service.opened(2)
         waits, late = client_of(service), client_of(service)
@@ -116,7 +116,7 @@ async def takes_connections(port: int) -> bool:
 
 
 @pytest.mark.full
-async def test_a_request_that_came_while_the_process_slept_is_served(tmp_path: Path) -> None:
+async def test_a_request_that_arrived_at_a_stopped_process_is_served(tmp_path: Path) -> None:
     async with running(tmp_path, workers=2) as service:
         await service.opened(2)
         clients = [client_of(service) for _ in range(8)]
