@@ -20,7 +20,7 @@ from attrs import evolve
 
 from tests.bench.__main__ import measured
 from tests.bench.against import Comparison, subjects_of
-from tests.bench.calls import HOME, WAYS, Walk
+from tests.bench.calls import HOME, SCENARIOS, CallTrace
 from tests.bench.measures import Figure, Measure
 from tests.bench.plot import Panel, drawn
 from tests.bench.report import Outcome, as_json, shown
@@ -116,13 +116,13 @@ def test_rounds_are_split_among_processes_and_failed_ones_are_left_out(
         assert subject != "bare" or len(lives) < 3
         return lambda seconds: Figure(len(lives))
 
-    found = measured(Row("a row", "µs", prepare), ["ours", "bare"], 7, 0.0, 0.0, lives=3)
+    found = measured(Row("a row", "µs", prepare), ["ours", "bare"], 7, 0.0, 0.0, processes=3)
     assert {subject: len(figures) for subject, figures in found.items()} == {"ours": 7}
     begun = ["ours", "bare", "bare has ended", "ours has ended"]
     assert lives == [*begun, *begun, "ours", "ours has ended"]
     assert "without bare: AssertionError" in capsys.readouterr().err
     lives.clear()
-    measured(Row("a row", "µs", prepare, rounds=2), ["ours"], 7, 0.0, 0.0, lives=3)
+    measured(Row("a row", "µs", prepare, rounds=2), ["ours"], 7, 0.0, 0.0, processes=3)
     assert lives == ["ours", "ours has ended"]
 
 
@@ -183,15 +183,15 @@ def test_a_plot_has_each_point_and_each_label() -> None:
     assert "5,000" in said
 
 
-def test_a_walk_counts_calls_and_resumptions_separately() -> None:
+def test_a_trace_counts_calls_and_resumptions_separately() -> None:
     code = "def items():\n yield 1\n yield 2\nasync def wait(): await step()\n"
     code += "import types\n@types.coroutine\ndef step(): yield\n"
     names: dict[str, Any] = {}
     exec(compile(code, f"{HOME}made_up.py", "exec"), names)
-    walk = Walk()
-    sys.setprofile(walk)
+    trace = CallTrace()
+    sys.setprofile(trace)
     try:
-        walk.on = True
+        trace.on = True
         assert [*names["items"]()] == [1, 2]
         waiting = names["wait"]()
         waiting.send(None)
@@ -199,9 +199,9 @@ def test_a_walk_counts_calls_and_resumptions_separately() -> None:
             waiting.send(None)
     finally:
         sys.setprofile(None)
-    assert walk.files == ["made_up.py"]
-    assert walk.begun == 3
-    assert len(walk.calls) > walk.begun
+    assert trace.files == ["made_up.py"]
+    assert trace.begun == 3
+    assert len(trace.calls) > trace.begun
 
 
 def test_the_functions_on_the_way_of_a_call_are_counted() -> None:
@@ -209,7 +209,7 @@ def test_the_functions_on_the_way_of_a_call_are_counted() -> None:
     done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=True)
     head, *lines = done.stdout.splitlines()
     assert head.split() == ["files", "functions", "calls", "resumed", "changes"]
-    assert [line[:44].rstrip() for line in lines[::2]] == [*WAYS]
+    assert [line[:44].rstrip() for line in lines[::2]] == [*SCENARIOS]
     for counts, files in zip(lines[::2], lines[1::2], strict=True):
         entered, functions, begun, resumed, changes = map(int, counts[44:].split())
         assert entered == len(files.split(", ")) <= functions <= begun + resumed

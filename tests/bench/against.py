@@ -1,10 +1,10 @@
-"""What the package costs beside itself at another commit: ``python -m tests.bench --against COMMIT [words]``.
+"""The cost of the package, compared with another commit: ``python -m tests.bench --against COMMIT [words]``.
 
-Both trees take turns, and the order of the two is turned round after each round.  A ratio is that of two neighbours, so
-that a machine that becomes slower counts for both.  The rounds are shared out among several processes of each tree:
-where the system has put a process decides about 2 % of its speed for as long as it runs.  The median of all ratios is
-steadier than a ratio of the best, of the lower quartiles or of the means.  A tree compared with itself, while other
-programs kept both cores busy, had ratios between 0.992 and 1.025.
+The rounds of both trees take turns, and the order of the two changes after each round.  A ratio is that of two
+neighbouring rounds, so that a machine that becomes slower affects both.  The rounds are divided among several processes
+of each tree, because the placement of a process by the system changes its speed by about 2 % for as long as it runs.
+The median of all ratios varies less than a ratio of the best rounds, of the lower quartiles or of the means.  A tree
+compared with itself, while other programs kept both cores busy, had ratios between 0.992 and 1.025.
 """
 
 from __future__ import annotations
@@ -26,14 +26,14 @@ HEAD = f"{'':<{WIDTH}}{'before':>10}{'now':>10}{'now / before':>14}{'spread':>9}
 
 
 def subjects_of(row: Row) -> list[str]:
-    """Those of this package, each followed by the same at the other commit."""
+    """The subjects of this package, each followed by the same subject at the other commit."""
     ours = [each for each in row.subjects if each.startswith("ours")]
     return [name for each in ours for name in (each, each.replace("ours", "before"))]
 
 
 @attrs.frozen
 class Comparison:
-    """One row of one codec."""
+    """One row, for one codec."""
 
     row: Row
     subject: str
@@ -47,7 +47,7 @@ class Comparison:
 
     @property
     def ratios(self) -> list[float]:
-        """Of each round.  Rows that may cost nothing at all, such as growth, have no ratio."""
+        """The ratio of each round.  A round without a cost, as the growth of memory may have, has no ratio."""
         pairs = zip(self.now, self.before, strict=True)
         return [ours.cost / theirs.cost for ours, theirs in pairs if theirs.cost > 0]
 
@@ -57,14 +57,14 @@ class Comparison:
 
     @property
     def spread(self) -> float:
-        """Half of the distance between the quartiles of the ratios."""
+        """Half the distance between the quartiles of the ratios."""
         if len(self.ratios) < 3:
             return 0.0
         low, _, high = statistics.quantiles(self.ratios, n=4)
         return (high - low) / 2
 
     def dearer(self, limit: float) -> bool:
-        """Whether the row is dearer than before by more than the limit, and by more than the rounds differ."""
+        """Whether the row costs more than before, by more than the limit and by more than the spread of the rounds."""
         return self.ratio - 1 > max(limit, self.spread)
 
     def shown(self, limit: float) -> str:

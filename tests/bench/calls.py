@@ -1,13 +1,14 @@
-"""The way of one call through the package: ``python -m tests.bench calls [--list]``.
+"""The path of one call through the package: ``python -m tests.bench calls [--list]``.
 
-For one `tools/call` on a stream and over HTTP, of a server alone, and for calls whose two ends are ours, without and
-with a question to the user: the files of the package that it enters, the functions, how often functions are called, and
-how often the next call is in another file.  The tool and the callback of the client are not of the package, and are not
-counted.
+The scenarios are one `tools/call` to a server on a stream and over HTTP, and calls from our client to our server, with
+and without a question to the user.  The command counts the files of the package that the call enters, the functions,
+the calls of functions, and the changes of file from one call to the next.  The tool and the callback of the client are
+not part of the package, so they are not counted.
 
-A task that goes on after a wait resumes its coroutines from the outside in.  Python reports each resumption as a call,
-but it says more about the number of waits than about the length of the way.  So `calls` leaves resumptions out, and
-`changes` of file counts them.  Tasks run in the same order each time, so the counts are the same each time.
+A task that continues after a wait resumes its coroutines, from the outermost to the innermost.  Python reports each
+resumption as a call, but it tells more about the number of waits than about the length of the path.  So the count of
+calls excludes resumptions; the count of changes includes them.  Tasks run in the same order each time, so the counts
+are always the same.
 """
 
 from __future__ import annotations
@@ -31,20 +32,20 @@ from tests.bench.http_load import EITHER
 from tests.bench.messages import REVISIONS, Template, call, encoded
 from trio_mcp import Client, Context, Server, open_client, serve_http, serve_stream
 
-__all__ = ["WAYS", "Way", "main", "walked"]
+__all__ = ["SCENARIOS", "Scenario", "main", "traced"]
 
 HOME = f"{Path(trio_mcp.__file__).parent}/"
 WARM = 10  # calls before the one that is counted
 TEXT = "x"
 
 
-class Walk:
-    """The functions of the package that are called while it is on."""
+class CallTrace:
+    """A profile function that records the calls of functions of the package while `on` is true."""
 
     def __init__(self) -> None:
         self.on = False
         self.calls: list[CodeType] = []
-        """Resumptions among them."""
+        """With resumptions."""
         self.begun = 0
         """Without resumptions."""
 
@@ -56,7 +57,7 @@ class Walk:
 
     @property
     def files(self) -> list[str]:
-        """In the order of their first call."""
+        """The files, in the order of their first call."""
         return list(dict.fromkeys(each.co_filename.removeprefix(HOME) for each in self.calls))
 
     @property
@@ -66,8 +67,8 @@ class Walk:
 
 
 def _resumed(frame: FrameType) -> bool:
-    """Whether a generator or a coroutine goes on.  The argument of the instruction RESUME is 0 at the start of a
-    function, and says after which kind of wait it goes on otherwise."""
+    """Whether a generator or a coroutine continues.  The argument of the instruction RESUME is 0 at the start of a
+    function; otherwise it gives the kind of wait before."""
     return bool(frame.f_code.co_code[frame.f_lasti + 1] & 3)
 
 
@@ -76,7 +77,7 @@ class Colour:
     name: str
 
 
-def served() -> Server:
+def example_server() -> Server:
     server = Server("walk", version="1")
 
     @server.tool
@@ -90,35 +91,35 @@ def served() -> Server:
     return server
 
 
-async def settled() -> None:
+async def wait_until_idle() -> None:
     await trio.testing.wait_all_tasks_blocked(0.01)
 
 
-async def answered(stream: trio.abc.ReceiveStream, end: bytes) -> None:
-    """Read an answer up to its last byte."""
+async def read_answer(stream: trio.abc.ReceiveStream, end: bytes) -> None:
+    """Read a response up to its last byte."""
     heard = b""
     while not heard.endswith(end):
         heard += await stream.receive_some()
     assert b'"text":"x"' in heard, heard
 
 
-async def on_a_stream(walk: Walk) -> None:
+async def on_a_stream(trace: CallTrace) -> None:
     """A server of 2026-07-28 on a stream in memory."""
     ours, theirs = trio.testing.memory_stream_pair()
     template = Template(encoded(call("modern", "echo", {"text": TEXT})) + b"\n")
     async with trio.open_nursery() as nursery:
-        nursery.start_soon(serve_stream, served(), theirs)
-        async for _ in turns(walk):
+        nursery.start_soon(serve_stream, example_server(), theirs)
+        async for _ in turns(trace):
             await ours.send_all(template.take())
-            await answered(ours, b"\n")
+            await read_answer(ours, b"\n")
         nursery.cancel_scope.cancel()
 
 
-async def over_http(walk: Walk) -> None:
-    """A server of 2026-07-28 on loopback, which answers by JSON on a connection that is kept."""
+async def over_http(trace: CallTrace) -> None:
+    """A server of 2026-07-28 on loopback, which replies with JSON on a persistent connection."""
     body = encoded(call("modern", "echo", {"text": TEXT}))
     async with trio.open_nursery() as nursery:
-        address = await nursery.start(serve_http, served(), "127.0.0.1", 0)
+        address = await nursery.start(serve_http, example_server(), "127.0.0.1", 0)
         port = address.listeners[0].socket.getsockname()[1]
         fields = {
             "Host": f"127.0.0.1:{port}",
@@ -132,17 +133,17 @@ async def over_http(walk: Walk) -> None:
         lines = ("POST /mcp HTTP/1.1", *(f"{name}: {value}" for name, value in fields.items()), "", "")
         template = Template("\r\n".join(lines).encode() + body)
         stream = await trio.open_tcp_stream("127.0.0.1", port)
-        async for _ in turns(walk):
+        async for _ in turns(trace):
             await stream.send_all(template.take())
-            await answered(stream, b"}")
+            await read_answer(stream, b"}")
         nursery.cancel_scope.cancel()
 
 
-async def by_both(tool: str, era: str, walk: Walk) -> None:
+async def between_our_client_and_server(tool: str, era: str, trace: CallTrace) -> None:
     """Our client calls our server in memory."""
     arguments = {"echo": {"text": TEXT}, "ask": {}}[tool]
     async with connected(era) as client:
-        async for _ in turns(walk):
+        async for _ in turns(trace):
             (content,) = (await client.call_tool(tool, arguments)).content
             assert TEXT in content.text, content
 
@@ -152,38 +153,44 @@ async def connected(era: str) -> AsyncIterator[Client]:
     async def answer(form: Any) -> dict[str, str]:
         return {"name": TEXT}
 
-    async with open_client(served(), revision=REVISIONS[era], elicitation=answer) as client:
+    async with open_client(example_server(), revision=REVISIONS[era], elicitation=answer) as client:
         yield client
 
 
-async def turns(walk: Walk) -> AsyncIterator[None]:
-    """Some turns that warm up, and one that is counted with all that follows from it."""
+async def turns(trace: CallTrace) -> AsyncIterator[None]:
+    """Some turns to warm up, and one turn that is traced, until all tasks wait again."""
     for number in range(WARM + 1):
-        walk.on = number == WARM
+        trace.on = number == WARM
         yield
-        await settled()
-    walk.on = False
+        await wait_until_idle()
+    trace.on = False
 
 
-Way = Callable[[Walk], Any]
-WAYS: dict[str, Way] = {
+Scenario = Callable[[CallTrace], Any]
+SCENARIOS: dict[str, Scenario] = {
     "tools/call on a stream, server, modern": on_a_stream,
     "tools/call over HTTP, server, modern": over_http,
-    **{f"tools/call, client and server, {era}": partial(by_both, "echo", era) for era in REVISIONS},
-    **{f"elicitation, client and server, {era}": partial(by_both, "ask", era) for era in REVISIONS},
+    **{
+        f"tools/call, client and server, {era}": partial(between_our_client_and_server, "echo", era)
+        for era in REVISIONS
+    },
+    **{
+        f"elicitation, client and server, {era}": partial(between_our_client_and_server, "ask", era)
+        for era in REVISIONS
+    },
 }
 
 
-def walked(name: str) -> Walk:
-    walk = Walk()
-    # Trio runs what is ready in an order of its own choice: let it be the same one each time.
+def traced(name: str) -> CallTrace:
+    trace = CallTrace()
+    # Trio runs tasks that are ready in a random order; the seed makes it the same order each time.
     trio._core._run._r.seed(0)  # type: ignore[attr-defined]
-    sys.setprofile(walk)
+    sys.setprofile(trace)
     try:
-        trio.run(WAYS[name], walk)
+        trio.run(SCENARIOS[name], trace)
     finally:
         sys.setprofile(None)
-    return walk
+    return trace
 
 
 def main(arguments: Sequence[str]) -> int:
@@ -191,10 +198,12 @@ def main(arguments: Sequence[str]) -> int:
     parser.add_argument("--list", action="store_true", help="name the files, in the order of their first call")
     given = parser.parse_args(arguments)
     print(f"{'':<44}{'files':>8}{'functions':>11}{'calls':>8}{'resumed':>9}{'changes':>9}")
-    for name in WAYS:
-        walk = walked(name)
-        resumed = len(walk.calls) - walk.begun
-        print(f"{name:<44}{len(walk.files):>8}{len(set(walk.calls)):>11}{walk.begun:>8}{resumed:>9}{walk.changes:>9}")
+    for name in SCENARIOS:
+        trace = traced(name)
+        resumed = len(trace.calls) - trace.begun
+        print(
+            f"{name:<44}{len(trace.files):>8}{len(set(trace.calls)):>11}{trace.begun:>8}{resumed:>9}{trace.changes:>9}"
+        )
         if given.list:
-            print("    " + ", ".join(walk.files))
+            print("    " + ", ".join(trace.files))
     return 0

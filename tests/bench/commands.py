@@ -1,4 +1,4 @@
-"""The command line beside a program written by hand: a list of tools, and round trips through `tap`."""
+"""The command line compared with a program written by hand: a list of tools, and round trips through `tap`."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from contextlib import ExitStack
 
 from tests.bench.measures import Figure, Measure, Pace
 from tests.bench.messages import TEXT, Template, call, encoded
-from tests.bench.stdio_load import Spent, spoken_to
+from tests.bench.stdio_load import Spent, started_server
 from tests.bench.subjects import BEFORE, PROGRAMS, ROOT, server_command
 
 __all__ = ["listed", "tapped"]
@@ -24,7 +24,8 @@ def _python(subject: str) -> list[str]:
 
 
 def listed(stack: ExitStack, subject: str) -> Measure:
-    """Milliseconds by the clock until the tools of a server are written; the server is the same, and ends with it."""
+    """Milliseconds by the clock until the tools of a server are printed.  The server is the same for all subjects, and
+    its start is part of the time."""
     server = server_command("ours", "stdio", tools=TOOLS)
     client = [str(PROGRAMS / "bare_list.py")] if subject == "bare" else ["-m", "trio_mcp", "list", "--"]
     command = [*_python(subject), *client, *server]
@@ -36,19 +37,19 @@ def listed(stack: ExitStack, subject: str) -> Measure:
         assert shown.count(b"echo") == 1, shown
         return Figure(spent * 1e3)
 
-    measure(0)  # which leaves the bytecode behind
+    measure(0)  # writes the bytecode
     return measure
 
 
 def tapped(in_flight: int, stack: ExitStack, subject: str) -> Measure:
-    """Microseconds by the clock for an echo of the bare server: of one alone the median, of several the mean.
+    """Microseconds by the clock for an echo of the bare server: the median for one call at a time, otherwise the mean.
 
-    For `ours` a tap stands between, for `bare` nothing.
+    For `ours` a tap is in between; for `bare` the server is called directly.
     """
     server = server_command("bare", "stdio")
     folder = stack.enter_context(tempfile.TemporaryDirectory())
     tap = [*_python(subject), "-m", "trio_mcp", "tap", "-o", f"{folder}/talk.jsonl", "--limit", "64", "--"]
-    pipes = stack.enter_context(spoken_to(server if subject == "bare" else [*tap, *server], "modern"))
+    pipes = stack.enter_context(started_server(server if subject == "bare" else [*tap, *server], "modern"))
     template, pace = Template(encoded(call("modern")) + b"\n"), Pace(300)
 
     def measure(seconds: float) -> Figure:

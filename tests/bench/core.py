@@ -1,4 +1,4 @@
-"""What the core costs beside bare JSON: no process, no stream, no loop."""
+"""The cost of the core compared with bare JSON: without streams and without an event loop."""
 
 from __future__ import annotations
 
@@ -20,11 +20,11 @@ OFFER = Offer({"name": "bench", "version": "1"}, {"tools": {}})
 LIMITS = Limits()
 NUMBER = 3000
 Work = Callable[[], int]
-"""Does something so many times."""
+"""Does its work several times, and returns how many times."""
 
 
 def prepare(unit: float, ours: str, bare: str, stack: ExitStack, subject: str) -> Measure:
-    """CPU of the core, or of what it is compared with, in so many seconds; in a process of its own."""
+    """CPU of the core, or of the bare work, in units of so many seconds.  It runs in a process of its own."""
     work = bare if subject == "bare" else ours
     process = stack.enter_context(running(core_command(subject.replace("bare", "ours"), work)))
     assert process.stdin is not None
@@ -33,7 +33,7 @@ def prepare(unit: float, ours: str, bare: str, stack: ExitStack, subject: str) -
     def measure(seconds: float) -> Figure:
         process.stdin.write(b"again\n")
         line = process.stdout.readline()
-        assert line, "the program has ended"  # as at a commit that has no such program
+        assert line, "the program has ended"  # for example at a commit without this program
         return Figure(float(line) / unit)
 
     measure(0)
@@ -41,7 +41,7 @@ def prepare(unit: float, ours: str, bare: str, stack: ExitStack, subject: str) -
 
 
 def cost(work: Work) -> float:
-    """The seconds of CPU that one of its things takes."""
+    """The seconds of CPU for doing the work once."""
     begun = time.process_time()
     times = work()
     return (time.process_time() - begun) / times
@@ -62,8 +62,8 @@ def _session() -> ServerProtocol:
     return session
 
 
-def served(era: str) -> Work:
-    """Calls on an open link, from their bytes to the bytes of the answers."""
+def serve_calls(era: str) -> Work:
+    """Calls in an open session, from their bytes to the bytes of the responses."""
     lines = _lines(era)
 
     def work() -> int:
@@ -79,8 +79,8 @@ def served(era: str) -> Work:
     return work
 
 
-def parsed(era: str = "modern") -> Work:
-    """Parsing the same bytes, and writing such answers, with nothing between."""
+def parse_calls(era: str = "modern") -> Work:
+    """Parsing the same bytes and writing the same responses with json alone."""
     lines = _lines(era)
     answer = {"jsonrpc": "2.0", "id": 1, "result": {**RESULT, "resultType": "complete"}}
 
@@ -93,8 +93,8 @@ def parsed(era: str = "modern") -> Work:
     return work
 
 
-def born() -> Work:
-    """Sessions that are born, hear one modern request and are dropped."""
+def create_sessions() -> Work:
+    """Sessions that are created, receive one modern request and are dropped."""
     message = decode(encoded(call("modern")), LIMITS)
 
     def work() -> int:
@@ -105,8 +105,8 @@ def born() -> Work:
     return work
 
 
-def loaded() -> Work:
-    """Parsing that request."""
+def parse_request() -> Work:
+    """Parsing that request with json alone."""
     data = encoded(call("modern"))
 
     def work() -> int:
@@ -117,8 +117,8 @@ def loaded() -> Work:
     return work
 
 
-def fed(mebibytes: int) -> Work:
-    """A line that comes byte by byte."""
+def feed_bytes(mebibytes: int) -> Work:
+    """A line that arrives byte by byte."""
     line = b"x" * (mebibytes * 1024 * 1024) + b"\n"
 
     def work() -> int:
@@ -131,12 +131,12 @@ def fed(mebibytes: int) -> Work:
 
 
 WORKS: dict[str, Callable[[], Work]] = {
-    "serve modern": partial(served, "modern"),
-    "serve session": partial(served, "session"),
-    "parse modern": partial(parsed, "modern"),
-    "parse session": partial(parsed, "session"),
-    "begin a session": born,
-    "parse a request": loaded,
-    "feed 10 MiB": partial(fed, 10),
-    "feed 5 MiB": partial(fed, 5),
+    "serve modern": partial(serve_calls, "modern"),
+    "serve session": partial(serve_calls, "session"),
+    "parse modern": partial(parse_calls, "modern"),
+    "parse session": partial(parse_calls, "session"),
+    "begin a session": create_sessions,
+    "parse a request": parse_request,
+    "feed 10 MiB": partial(feed_bytes, 10),
+    "feed 5 MiB": partial(feed_bytes, 5),
 }

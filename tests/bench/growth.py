@@ -1,8 +1,8 @@
-"""Whether a call costs more where there is more of everything: ``python -m tests.bench growth [--plot FILE]``.
+"""The growth of the cost of a call: ``python -m tests.bench growth [--plot FILE]``.
 
-Our server alone, with 1 to 5,000 tools, with 1 to 5,000 calls open, and with a large message in flight beside the
-calls: by stdio an open call that was given so much, by HTTP a request on another connection half of which has come.
-The points of a curve take turns, and count in their best rounds.
+It measures our server with 1 to 5,000 tools, with 1 to 5,000 open calls, and with a large message in flight beside the
+calls.  On stdio that message is an open call with large arguments; over HTTP it is a request on another connection,
+half of which was sent.  The points of a curve take turns, and the best round of each counts.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from tests.bench import http_load
 from tests.bench.measures import Pace
 from tests.bench.messages import TEXT, Template, call, encoded
 from tests.bench.plot import Panel, drawn
-from tests.bench.stdio_load import Spent, spoken_to
+from tests.bench.stdio_load import Spent, started_server
 from tests.bench.subjects import server_command
 
 __all__ = ["main"]
@@ -29,45 +29,45 @@ ERA, TOGETHER, FOREVER = "modern", 16, 3600.0
 
 
 @attrs.frozen
-class Beside:
-    """What there is beside the calls that are measured."""
+class Background:
+    """The load of the server in addition to the calls that are measured."""
 
     tools: int = 3
     waiting: int = 0
-    """Calls."""
+    """The number of open calls."""
     burden: int = 0
-    """Bytes of a message."""
+    """The bytes of a message in flight."""
 
 
 @attrs.frozen
 class Curve:
     title: str
     axis: str
-    points: Sequence[tuple[int, Beside]]
+    points: Sequence[tuple[int, Background]]
 
 
 CURVES = [
-    Curve("Tools", "tools of the server", [(each, Beside(tools=each)) for each in (1, 10, 100, 1000, 5000)]),
-    # Those that are measured are among them.
+    Curve("Tools", "tools of the server", [(each, Background(tools=each)) for each in (1, 10, 100, 1000, 5000)]),
+    # The number includes the calls that are measured.
     Curve(
         "Open requests",
         "requests open at once",
-        [(each, Beside(waiting=max(0, each - TOGETHER))) for each in (1, 100, 1000, 5000)],
+        [(each, Background(waiting=max(0, each - TOGETHER))) for each in (1, 100, 1000, 5000)],
     ),
     Curve(
         "A large neighbour",
         "KB of a message in flight beside",
-        [(each, Beside(burden=each * 1000)) for each in (1, 10, 100, 1000, 5000)],
+        [(each, Background(burden=each * 1000)) for each in (1, 10, 100, 1000, 5000)],
     ),
 ]
 
 
-def by_stdio(beside: Beside, stack: ExitStack) -> Measure:
-    pipes = stack.enter_context(spoken_to(server_command("ours", "stdio", tools=beside.tools), ERA))
+def by_stdio(background: Background, stack: ExitStack) -> Measure:
+    pipes = stack.enter_context(started_server(server_command("ours", "stdio", tools=background.tools), ERA))
     template = Template(encoded(call(ERA)) + b"\n")
-    burden = {"burden": "x" * beside.burden} if beside.burden else {}
+    burden = {"burden": "x" * background.burden} if background.burden else {}
     waits = Template(encoded(call(ERA, "wait", {"seconds": FOREVER, **burden})) + b"\n", template.ids)
-    for _ in range(1 if burden else beside.waiting):
+    for _ in range(1 if burden else background.waiting):
         pipes.say(waits.take())
 
     def spend(number: int) -> Spent:
@@ -76,8 +76,8 @@ def by_stdio(beside: Beside, stack: ExitStack) -> Measure:
     return _measure(spend)
 
 
-def by_http(beside: Beside, stack: ExitStack) -> Measure:
-    usage, port = stack.enter_context(http_load.listening(server_command("ours", "http", tools=beside.tools)))
+def by_http(background: Background, stack: ExitStack) -> Measure:
+    usage, port = stack.enter_context(http_load.listening(server_command("ours", "http", tools=background.tools)))
 
     def connected() -> http_load.Caller:
         caller = http_load.Caller(port, ERA)
@@ -87,10 +87,10 @@ def by_http(beside: Beside, stack: ExitStack) -> Measure:
     callers = [connected() for _ in range(TOGETHER)]
     for each in callers:
         each.prepare(call(ERA))
-    for _ in range(beside.waiting):
+    for _ in range(background.waiting):
         connected().begin(call(ERA, "wait", {"seconds": FOREVER}))
-    if beside.burden:
-        connected().begin(call(ERA, "echo", {"text": "x" * beside.burden}), share=0.5)
+    if background.burden:
+        connected().begin(call(ERA, "echo", {"text": "x" * background.burden}), share=0.5)
     return _measure(lambda number: http_load.calls(usage, callers, number, TEXT.encode()))
 
 
@@ -108,10 +108,12 @@ def _measure(spend: Callable[[int], Spent]) -> Measure:
     return measure
 
 
-def measured(curve: Curve, prepare: Callable[[Beside, ExitStack], Measure], rounds: int, seconds: float) -> list[float]:
-    """The cost of a call at each of its points."""
+def measured(
+    curve: Curve, prepare: Callable[[Background, ExitStack], Measure], rounds: int, seconds: float
+) -> list[float]:
+    """The cost of a call at each point of the curve."""
     with ExitStack() as stack:
-        measures = [prepare(beside, stack) for _, beside in curve.points]
+        measures = [prepare(background, stack) for _, background in curve.points]
         each = [[measure(seconds) for measure in measures] for _ in range(rounds)]
     return [min(costs) for costs in zip(*each, strict=True)]
 
@@ -119,8 +121,8 @@ def measured(curve: Curve, prepare: Callable[[Beside, ExitStack], Measure], roun
 def main(arguments: Sequence[str]) -> int:
     parser = argparse.ArgumentParser(prog="python -m tests.bench growth", description=__doc__)
     parser.add_argument("--rounds", type=int, default=9)
-    parser.add_argument("--seconds", type=float, default=0.3, help="of each round, about")
-    parser.add_argument("--plot", type=Path, metavar="FILE", help="write the curves there, as SVG")
+    parser.add_argument("--seconds", type=float, default=0.3, help="approximate seconds of each round")
+    parser.add_argument("--plot", type=Path, metavar="FILE", help="write the curves to this file, as SVG")
     given = parser.parse_args(arguments)
     panels = []
     for curve in CURVES:

@@ -1,4 +1,4 @@
-"""The load on servers by HTTP: connections that are kept, with one request at a time on each, over plain sockets."""
+"""The load on HTTP servers: persistent connections over plain sockets, with one request at a time on each."""
 
 from __future__ import annotations
 
@@ -14,27 +14,27 @@ from tests.bench.messages import INITIALIZE, MODERN, REVISIONS, Template, encode
 from tests.bench.stdio_load import PATIENCE, Spent, Stopwatch
 from tests.bench.subjects import Usage, running
 
-__all__ = ["EITHER", "STREAM", "Caller", "Ears", "Refused", "answered", "calls", "exchange", "listening"]
+__all__ = ["EITHER", "STREAM", "Caller", "NoticeWait", "Refused", "answered", "calls", "exchange", "listening"]
 
 CHUNK = 1 << 18
-TAIL = 500  # of what was heard, to complain about
+TAIL = 500  # bytes of a wrong reply to show in an error
 STREAM = "text/event-stream"
 EITHER = f"application/json, {STREAM}"
 
 
 class Refused(Exception):
-    """A server has no stream for this client."""
+    """A server refuses to open a stream for this client."""
 
 
 class Caller:
-    """One connection of a client that takes these types of content."""
+    """One connection of a client that accepts these content types."""
 
     def __init__(self, port: int, era: str, accept: str = EITHER) -> None:
         self.socket = socket.create_connection(("127.0.0.1", port), timeout=PATIENCE)
         self.socket.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
         self._port, self._era, self._accept = port, era, accept
         self._fields = {"MCP-Protocol-Version": REVISIONS[era]}
-        self.heard = bytearray()
+        self.received = bytearray()
         self.template: Template
         if era == "session":
             self._initialize()
@@ -50,7 +50,7 @@ class Caller:
         self._accept = accept
 
     def post(self, message: Any) -> bytes:
-        """The request that carries this message."""
+        """The HTTP request that carries this message."""
         body = encoded(message)
         fields = {"Accept": self._accept, "Content-Type": "application/json", "Content-Length": str(len(body))}
         if self._era == "modern":
@@ -66,40 +66,40 @@ class Caller:
         return "\r\n".join(lines).encode()
 
     def prepare(self, message: Any) -> None:
-        """This is what is to be called."""
+        """Set the message that `next` sends."""
         self.template = Template(self.post(message))
 
     def ask(self, request: bytes) -> bytes:
-        """The whole response to a request."""
+        """Send a request, and return its complete response."""
         self.socket.sendall(request)
-        self.heard.clear()
+        self.received.clear()
         while not self.whole():
             data = self.socket.recv(CHUNK)
-            assert data, bytes(self.heard[-TAIL:])
-            self.heard += data
-        return bytes(self.heard)
+            assert data, bytes(self.received[-TAIL:])
+            self.received += data
+        return bytes(self.received)
 
     def next(self) -> None:
-        self.heard.clear()
+        self.received.clear()
         self.socket.sendall(self.template.take())
 
     def begin(self, message: Any, share: float = 1.0) -> None:
-        """Send this, or its first part, and await nothing."""
+        """Send this message, or its first part, without waiting for a response."""
         request = self.post(message)
         self.socket.sendall(request[: int(len(request) * share)])
 
     def whole(self) -> bool:
-        """Whether a whole response was heard."""
-        end = self.heard.find(b"\r\n\r\n")
+        """Whether a complete response was received."""
+        end = self.received.find(b"\r\n\r\n")
         if end < 0:
             return False
-        found = re.search(rb"(?i)\r\ncontent-length: *(\d+)", self.heard[:end])
+        found = re.search(rb"(?i)\r\ncontent-length: *(\d+)", self.received[:end])
         if found is None:
-            return self.heard.endswith(b"0\r\n\r\n") or self.heard.startswith((b"HTTP/1.1 202", b"HTTP/1.1 204"))
-        return len(self.heard) >= end + 4 + int(found[1])
+            return self.received.endswith(b"0\r\n\r\n") or self.received.startswith((b"HTTP/1.1 202", b"HTTP/1.1 204"))
+        return len(self.received) >= end + 4 + int(found[1])
 
     def stream(self) -> None:
-        """Open a stream of its own, and leave it open."""
+        """Open a stream for notifications, and leave it open."""
         if self._era == "modern":
             params = {"notifications": {"toolsListChanged": True}, "_meta": MODERN}
             request = self.post({"jsonrpc": "2.0", "id": 1, "method": "subscriptions/listen", "params": params})
@@ -111,17 +111,17 @@ class Caller:
             raise Refused(head.decode())
 
 
-class Ears:
-    """Waits until all these listeners have got a notice.  It is not read before the end of the block."""
+class NoticeWait:
+    """Waits until all these listeners have received a notice.  `count` reads the notices."""
 
     def __init__(self, listeners: Sequence[Caller]) -> None:
         self._sockets = {each.socket.fileno(): each.socket for each in listeners}
         for each in self._sockets.values():
             each.setblocking(False)
 
-    def __enter__(self) -> Ears:
+    def __enter__(self) -> NoticeWait:
         self._read()
-        self._deaf = set(self._sockets)
+        self._waiting = set(self._sockets)
         self._until = time.monotonic() + PATIENCE
         self._poll = select.epoll(len(self._sockets))
         for fd in self._sockets:
@@ -131,15 +131,17 @@ class Ears:
     def __exit__(self, *_: object) -> None:
         self._poll.close()
 
-    def all_have_heard(self, seconds: float = 0.0) -> bool:
-        """Look, or wait for so long until one more has.  May be True too early where a keep-alive has come; `count`
-        says how many have got what they wait for."""
-        self._deaf.difference_update(fd for fd, _ in self._poll.poll(seconds))
-        assert not self._deaf or time.monotonic() < self._until, f"{len(self._deaf)} listeners have heard nothing"
-        return not self._deaf
+    def all_received(self, seconds: float = 0.0) -> bool:
+        """Check, or wait up to `seconds` until one more listener has received bytes.  A keep-alive counts as well, so
+        the result may be True too early; `count` tells how many listeners have received the notice."""
+        self._waiting.difference_update(fd for fd, _ in self._poll.poll(seconds))
+        assert not self._waiting or time.monotonic() < self._until, (
+            f"{len(self._waiting)} listeners have received no bytes"
+        )
+        return not self._waiting
 
     def count(self, sign: bytes) -> int:
-        """How many of them have got these bytes."""
+        """How many listeners have received these bytes."""
         return sum(sign in each for each in self._read())
 
     def _read(self) -> list[bytes]:
@@ -151,7 +153,7 @@ class Ears:
 
 
 def exchange(callers: Sequence[Caller], number: int, sign: bytes) -> None:
-    """So many calls, one at a time by each of these, as fast as they are answered; each answer has this sign."""
+    """Make so many calls, one at a time on each connection, as fast as they are answered.  Each answer has the sign."""
     by_fd = {each.socket.fileno(): each for each in callers}
     begun, ended = min(len(by_fd), number), 0
     with select.epoll(len(by_fd)) as epoll:
@@ -164,11 +166,11 @@ def exchange(callers: Sequence[Caller], number: int, sign: bytes) -> None:
             for fd, _ in ready:
                 caller = by_fd[fd]
                 data = caller.socket.recv(CHUNK)
-                caller.heard += data
+                caller.received += data
                 if not data or not caller.whole():
-                    assert data, bytes(caller.heard[-TAIL:])
+                    assert data, bytes(caller.received[-TAIL:])
                     continue
-                assert sign in caller.heard, bytes(caller.heard[-TAIL:])
+                assert sign in caller.received, bytes(caller.received[-TAIL:])
                 ended += 1
                 if begun < number:
                     begun += 1
@@ -176,7 +178,7 @@ def exchange(callers: Sequence[Caller], number: int, sign: bytes) -> None:
 
 
 def calls(usage: Usage, callers: Sequence[Caller], number: int, sign: bytes) -> Spent:
-    """What such an exchange takes."""
+    """Measure an exchange."""
     with Stopwatch(usage) as watch:
         exchange(callers, number, sign)
     return watch.spent
@@ -184,7 +186,7 @@ def calls(usage: Usage, callers: Sequence[Caller], number: int, sign: bytes) -> 
 
 @contextmanager
 def listening(command: list[str]) -> Iterator[tuple[Usage, int]]:
-    """The server of this command, and the port it listens on."""
+    """Start the server of this command; yields its usage and its port."""
     with running(command) as process:
         assert process.stdout is not None
         said = process.stdout.readline()
@@ -194,7 +196,7 @@ def listening(command: list[str]) -> Iterator[tuple[Usage, int]]:
 
 
 def answered(caller: Caller, message: Any, *, streams: bool) -> bytes:
-    """The response to this message, which is of the right kind."""
+    """The response to this message, after a check of its status and its kind."""
     caller.prepare(message)
     answer = caller.ask(caller.template.take())
     kind = STREAM if streams else "application/json"

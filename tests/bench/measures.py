@@ -1,7 +1,7 @@
-"""The ways to measure: each prepares a subject, and gives a function that measures it once, for about some seconds.
+"""The measurements: each function prepares a subject, and returns a function that measures one round of some seconds.
 
-What it returns is what one thing cost, whose unit the row knows; less is better.  CPU is that of the process measured,
-all its threads: the wall clock says more about who else is on the machine.
+A round returns the cost of one operation, in the unit of the row; less is better.  CPU is the time of all threads of
+the measured process.  The wall clock depends more on the other programs of the machine.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ import attrs
 
 from tests.bench import http_load
 from tests.bench.messages import TEXT, Template, call, encoded, request, with_tasks
-from tests.bench.stdio_load import Pipes, Spent, spoken_to
+from tests.bench.stdio_load import Pipes, Spent, started_server
 from tests.bench.subjects import (
     client_command,
     replica_command,
@@ -43,7 +43,7 @@ KEEP_ALIVE = 15.0  # seconds between two comments on a stream
 class Figure:
     cost: float
     busy: float | None = None
-    """The load, from 0 to 1: one that is out of breath measures itself."""
+    """How busy the load was, from 0 to 1: a load that is too busy measures itself."""
 
 
 Measure = Callable[[float], Figure]
@@ -51,7 +51,7 @@ Prepare = Callable[[ExitStack, str], Measure]
 
 
 class Pace:
-    """How many calls fill the seconds of a round."""
+    """The number of calls that fill the seconds of a round."""
 
     def __init__(self, least: int) -> None:
         self._least = self._rate = float(least)
@@ -73,19 +73,19 @@ def _checked(heard: bytes, calls: int, sign: bytes) -> None:
 
 def stdio_calls(era: str, in_flight: int, stack: ExitStack, subject: str) -> Measure:
     """CPU of the server for an echo, in µs."""
-    pipes = stack.enter_context(spoken_to(server_command(subject, "stdio"), era))
+    pipes = stack.enter_context(started_server(server_command(subject, "stdio"), era))
     return _stdio_requests(pipes, call(era), TEXT.encode(), in_flight)
 
 
 def stdio_works(work: str, era: str, in_flight: int, stack: ExitStack, subject: str) -> Measure:
     """CPU of the server for a request of `works.py`, in µs."""
-    pipes = stack.enter_context(spoken_to(server_command(subject, "stdio", works=True), era))
+    pipes = stack.enter_context(started_server(server_command(subject, "stdio", works=True), era))
     asked = WORKS[work]
     return _stdio_requests(pipes, request(era, asked.method, asked.params), asked.sign, in_flight)
 
 
 def _stdio_requests(pipes: Pipes, message: Any, sign: bytes, in_flight: int) -> Measure:
-    """CPU of the server for this message, whose answer has this sign, in µs."""
+    """CPU of the server for this message, in µs.  The answer must have this sign."""
     template, pace = Template(encoded(message) + b"\n"), Pace(max(WARM, in_flight))
 
     def measure(seconds: float) -> Figure:
@@ -104,7 +104,7 @@ def stdio_tasks(store: str, in_flight: int, stack: ExitStack, subject: str) -> M
     """The time until a task is created, has run and its result is fetched, in ms."""
     if store == "redis":
         store = stack.enter_context(started_redis()).url
-    pipes, ids = stack.enter_context(spoken_to(tasks_command(subject, store), "modern")), count(2_000_000)
+    pipes, ids = stack.enter_context(started_server(tasks_command(subject, store), "modern")), count(2_000_000)
     create, pace = Template(encoded(with_tasks(call("modern"))) + b"\n", ids), Pace(WARM)
 
     def fetch(task: str) -> bytes:
@@ -130,8 +130,8 @@ def stdio_tasks(store: str, in_flight: int, stack: ExitStack, subject: str) -> M
 
 
 def stdio_latency(era: str, stack: ExitStack, subject: str) -> Measure:
-    """The median of the µs until an echo is back, one after the other."""
-    pipes = stack.enter_context(spoken_to(server_command(subject, "stdio"), era))
+    """The median of the µs until an echo has returned, with one call at a time."""
+    pipes = stack.enter_context(started_server(server_command(subject, "stdio"), era))
     template, pace = Template(encoded(call(era)) + b"\n"), Pace(WARM)
 
     def measure(seconds: float) -> Figure:
@@ -146,7 +146,7 @@ def stdio_latency(era: str, stack: ExitStack, subject: str) -> Measure:
 
 def stdio_reports(era: str, number: int, stack: ExitStack, subject: str) -> Measure:
     """CPU of the server for each of so many reports of progress by one call, in µs."""
-    pipes = stack.enter_context(spoken_to(server_command(subject, "stdio"), era))
+    pipes = stack.enter_context(started_server(server_command(subject, "stdio"), era))
     template = Template(encoded(call(era, "report", {"number": number}, reports=True)) + b"\n")
 
     def measure(seconds: float) -> Figure:
@@ -159,8 +159,8 @@ def stdio_reports(era: str, number: int, stack: ExitStack, subject: str) -> Meas
 
 
 def stdio_list(era: str, tools: int, stack: ExitStack, subject: str) -> Measure:
-    """CPU of the server for the list of so many tools, as many pages as it makes of it, in µs."""
-    pipes = stack.enter_context(spoken_to(server_command(subject, "stdio", tools=tools), era))
+    """CPU of the server for the list of so many tools, with all its pages, in µs."""
+    pipes = stack.enter_context(started_server(server_command(subject, "stdio", tools=tools), era))
     pages, listed, params, ids = [], 0, {}, count(2_000_000)
     while True:
         pages.append(Template(encoded(request(era, "tools/list", params)) + b"\n", ids))
@@ -184,7 +184,7 @@ def stdio_list(era: str, tools: int, stack: ExitStack, subject: str) -> Measure:
 
 def stdio_waits(era: str, number: int, stack: ExitStack, subject: str) -> Measure:
     """Milliseconds by the clock until so many calls of 50 ms, made at once, are answered."""
-    pipes = stack.enter_context(spoken_to(server_command(subject, "stdio"), era))
+    pipes = stack.enter_context(started_server(server_command(subject, "stdio"), era))
     template = Template(encoded(call(era, "wait", {"seconds": 0.05})) + b"\n")
 
     def measure(seconds: float) -> Figure:
@@ -197,8 +197,8 @@ def stdio_waits(era: str, number: int, stack: ExitStack, subject: str) -> Measur
 
 
 def stdio_large(era: str, megabytes: int, stack: ExitStack, subject: str) -> Measure:
-    """CPU of the server to echo a text of so many MB, in ms for each of them."""
-    pipes = stack.enter_context(spoken_to(server_command(subject, "stdio"), era))
+    """CPU of the server to echo a text of so many MB, in ms for each MB."""
+    pipes = stack.enter_context(started_server(server_command(subject, "stdio"), era))
     text = (TEXT + "\n") * (megabytes * 1_000_000 // (len(TEXT) + 1))
     template = Template(encoded(call(era, "echo", {"text": text})) + b"\n")
 
@@ -216,28 +216,28 @@ def stdio_large(era: str, megabytes: int, stack: ExitStack, subject: str) -> Mea
 
 
 def start(stack: ExitStack, subject: str) -> Measure:
-    """CPU of a server by stdio until its first call is answered, in ms."""
+    """CPU of a stdio server until its first call is answered, in ms."""
 
     def measure(seconds: float) -> Figure:
-        with spoken_to(server_command(subject, "stdio"), "session") as pipes:
+        with started_server(server_command(subject, "stdio"), "session") as pipes:
             return Figure(pipes.usage.cpu() * 1e3)
 
-    measure(0)  # which leaves the bytecode behind
+    measure(0)  # writes the bytecode
     return measure
 
 
 def resident(stack: ExitStack, subject: str) -> Measure:
-    """MB of memory of a server by stdio that has answered one call."""
+    """MB of memory of a stdio server that has answered one call."""
 
     def measure(seconds: float) -> Figure:
-        with spoken_to(server_command(subject, "stdio"), "session") as pipes:
+        with started_server(server_command(subject, "stdio"), "session") as pipes:
             return Figure(pipes.usage.resident() * 1024 / 1e6)
 
     return measure
 
 
 def growth(number: int, stack: ExitStack, subject: str) -> Measure:
-    """MB by which that grows over so many calls; the first thousand of them are its beginning."""
+    """MB by which this memory grows over so many calls, after a first thousand."""
     template = Template(encoded(call("session")) + b"\n")
 
     def many(pipes: Pipes, number: int) -> None:
@@ -245,7 +245,7 @@ def growth(number: int, stack: ExitStack, subject: str) -> Measure:
             pipes.calls([template.take() for _ in range(1000)], 64)
 
     def measure(seconds: float) -> Figure:
-        with spoken_to(server_command(subject, "stdio"), "session") as pipes:
+        with started_server(server_command(subject, "stdio"), "session") as pipes:
             many(pipes, 1000)
             before = pipes.usage.resident()
             many(pipes, number)
@@ -258,8 +258,8 @@ def growth(number: int, stack: ExitStack, subject: str) -> Measure:
 
 
 def _accept(subject: str, style: str) -> str:
-    """What a client says that wants this style.  The servers of others have it as their setting, and refuse clients
-    that do not take both; to ours it is the client's choice."""
+    """The Accept header of a client that wants this style.  For other servers the style is a setting, and they refuse
+    clients that do not accept both; our server lets the client choose."""
     return http_load.STREAM if style == "sse" and subject.startswith(("ours", "before")) else http_load.EITHER
 
 
@@ -270,7 +270,7 @@ def http_calls(style: str, era: str, connections: int, stack: ExitStack, subject
 
 
 def http_works(work: str, era: str, connections: int, stack: ExitStack, subject: str) -> Measure:
-    """CPU of the server for a request of `works.py`, which is answered by JSON, in µs."""
+    """CPU of the server for a request of `works.py` with a JSON response, in µs."""
     command, asked = server_command(subject, "http", works=True), WORKS[work]
     message = request(era, asked.method, asked.params)
     return _http_requests(command, http_load.EITHER, era, message, asked.sign, connections, stack)
@@ -279,7 +279,7 @@ def http_works(work: str, era: str, connections: int, stack: ExitStack, subject:
 def _http_requests(
     command: list[str], accept: str, era: str, message: Any, sign: bytes, connections: int, stack: ExitStack
 ) -> Measure:
-    """CPU of the server for this message, whose answer has this sign, in µs."""
+    """CPU of the server for this message, in µs.  The answer must have this sign."""
     usage, port = stack.enter_context(http_load.listening(command))
     callers = [http_load.Caller(port, era, accept) for _ in range(connections)]
     pace = Pace(max(WARM, connections))
@@ -299,7 +299,7 @@ def _http_requests(
 
 
 def http_burning(workers: int, milliseconds: float, stack: ExitStack, subject: str) -> Measure:
-    """Milliseconds by the clock for a call that computes for so long: of so many processes, and for `bare` of one."""
+    """Milliseconds by the clock for a call that computes for so long, with so many processes; `bare` has only one."""
     command = workers_command(subject, 1 if subject == "bare" else workers)
     usage, port = stack.enter_context(http_load.listening(command))
     message, pace = call("modern", "burn", {"seconds": milliseconds / 1e3}), Pace(100)
@@ -327,7 +327,7 @@ def http_reports(era: str, number: int, stack: ExitStack, subject: str) -> Measu
 
     def measure(seconds: float) -> Figure:
         spent = http_load.calls(usage, [caller], 1, b"reported")
-        assert caller.heard.count(b"notifications/progress") == number, bytes(caller.heard[-500:])
+        assert caller.received.count(b"notifications/progress") == number, bytes(caller.received[-500:])
         return Figure(spent.cpu / number * 1e6, spent.busy)
 
     measure(0)
@@ -344,7 +344,7 @@ def http_waits(era: str, number: int, stack: ExitStack, subject: str) -> Measure
             for each in callers:
                 opened.callback(each.socket.close)
                 each.prepare(call(era))
-            http_load.exchange(callers, number, TEXT.encode())  # none is still to be accepted
+            http_load.exchange(callers, number, TEXT.encode())  # then all connections are accepted
             for each in callers:
                 each.prepare(call(era, "wait", {"seconds": 0.05}))
             spent = http_load.calls(usage, callers, number, b"waited")
@@ -354,8 +354,8 @@ def http_waits(era: str, number: int, stack: ExitStack, subject: str) -> Measure
 
 
 def idle_streams(era: str, number: int, stack: ExitStack, subject: str) -> Measure:
-    """KB of memory of the server for each of so many streams that stand open, sessions of their own with them, where
-    they have such.  A responder that knows no messages has nothing like listening: there it is a GET in both eras."""
+    """KB of memory of the server for each of so many open streams, with their sessions if they have any.  `bare` knows
+    no subscriptions, so its streams are opened by GET in both eras."""
     era = "session" if subject == "bare" else era
 
     def opened(port: int, many: int, streams: ExitStack) -> None:
@@ -366,7 +366,7 @@ def idle_streams(era: str, number: int, stack: ExitStack, subject: str) -> Measu
 
     def measure(seconds: float) -> Figure:
         with http_load.listening(server_command(subject, "http", style="sse")) as (usage, port), ExitStack() as streams:
-            opened(port, 50, streams)  # what is made once is made
+            opened(port, 50, streams)  # the memory that is allocated once
             before = usage.resident()
             opened(port, number, streams)
             return Figure((usage.resident() - before) * 1.024 / number)
@@ -375,7 +375,7 @@ def idle_streams(era: str, number: int, stack: ExitStack, subject: str) -> Measu
 
 
 def http_notice(era: str, number: int, stack: ExitStack, subject: str) -> Measure:
-    """Milliseconds by the clock that another client's call takes at most while so many listeners get a notice."""
+    """Milliseconds by the clock of the longest call of another client while so many listeners receive a notice."""
     _, port = stack.enter_context(http_load.listening(server_command(subject, "http", works=True)))
     listeners = [_listener(port, era, stack) for _ in range(number)]
     speaker, other = (http_load.Caller(port, era) for _ in range(2))
@@ -384,16 +384,16 @@ def http_notice(era: str, number: int, stack: ExitStack, subject: str) -> Measur
         each.prepare(message)
 
     def measure(seconds: float) -> Figure:
-        with http_load.Ears(listeners) as ears:
+        with http_load.NoticeWait(listeners) as notices:
             other.ask(other.template.take())
             speaker.next()
             longest = 0.0
-            while not ears.all_have_heard():
+            while not notices.all_received():
                 for _ in range(20):
                     begun = time.perf_counter()
                     other.ask(other.template.take())
                     longest = max(longest, time.perf_counter() - begun)
-            assert ears.count(b"list_changed") > 0.99 * number
+            assert notices.count(b"list_changed") > 0.99 * number
         return Figure(longest * 1e3)
 
     measure(0)
@@ -401,8 +401,8 @@ def http_notice(era: str, number: int, stack: ExitStack, subject: str) -> Measur
 
 
 def replicas_notice(store: str, era: str, number: int, replicas: int, stack: ExitStack, subject: str) -> Measure:
-    """Milliseconds by the clock until so many listeners at replicas have got a notice that one of these was told: for
-    `bare` at one process without a store."""
+    """Milliseconds by the clock until so many listeners at several replicas have received a notice of one replica.
+    `bare` is one process without a store."""
     if store == "redis":
         place = stack.enter_context(started_redis()).url
     else:
@@ -415,13 +415,13 @@ def replicas_notice(store: str, era: str, number: int, replicas: int, stack: Exi
     speaker.prepare(call(era, "announce", {}))
 
     def measure(seconds: float) -> Figure:
-        with http_load.Ears(listeners) as ears:
+        with http_load.NoticeWait(listeners) as notices:
             begun = time.perf_counter()
             speaker.ask(speaker.template.take())
-            while not ears.all_have_heard(0.1):
+            while not notices.all_received(0.1):
                 pass
             spent = time.perf_counter() - begun
-            assert ears.count(b"list_changed") > 0.99 * number
+            assert notices.count(b"list_changed") > 0.99 * number
         return Figure(spent * 1e3)
 
     measure(0)
@@ -429,14 +429,14 @@ def replicas_notice(store: str, era: str, number: int, replicas: int, stack: Exi
 
 
 def keep_alives(era: str, number: int, stack: ExitStack, subject: str) -> Measure:
-    """Milliseconds of CPU of the server for each second in which so many streams stand open and nothing is said."""
+    """Milliseconds of CPU of the server for each second, with so many open streams without messages."""
     usage, port = stack.enter_context(http_load.listening(server_command(subject, "http", works=True)))
     for _ in range(number):
         _listener(port, era, stack)
 
     def measure(seconds: float) -> Figure:
         begun, cpu = time.perf_counter(), usage.cpu()
-        time.sleep(KEEP_ALIVE)  # in which each stream gets one
+        time.sleep(KEEP_ALIVE)  # each stream gets one keep-alive
         return Figure((usage.cpu() - cpu) / (time.perf_counter() - begun) * 1e3)
 
     return measure
@@ -454,7 +454,7 @@ def _listener(port: int, era: str, stack: ExitStack) -> http_load.Caller:
 
 
 def client_calls(transport: str, era: str, in_flight: int, stack: ExitStack, subject: str) -> Measure:
-    """CPU of the client for an echo, in µs; the load is the server, and the client as busy as is shown."""
+    """CPU of the client for an echo, in µs.  The load is the server; the figure shows how busy the client was."""
     responder = server_command("scripted", transport)
     if transport == "http":
         _, port = stack.enter_context(http_load.listening(responder))
@@ -486,7 +486,7 @@ def _heard(process: subprocess.Popen[bytes]) -> bytes:
 
 
 def _end(process: subprocess.Popen[bytes]) -> None:
-    """In good order, with the server that it has started."""
+    """Let the client end, with the server that it has started."""
     assert process.stdin is not None
     process.stdin.close()
     process.wait(60)

@@ -1,4 +1,4 @@
-"""What the loads say: calls in both eras."""
+"""The messages of the loads: calls in both eras."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ INITIALIZE = {
     "clientInfo": {"name": "bench", "version": "1"},
 }
 TEXT = "Mostly sunny, 21 degrees, light wind from the west."
-_FIRST = 1_000_000  # ids of one length, so that all calls are as long
+_FIRST = 1_000_000  # all ids have the same length, so all calls have the same length
 
 
 def encoded(message: Mapping[str, Any]) -> bytes:
@@ -29,7 +29,7 @@ def encoded(message: Mapping[str, Any]) -> bytes:
 
 
 def call(era: str, name: str = "echo", arguments: Mapping[str, Any] | None = None, *, reports: bool = False) -> Any:
-    """A call, as a message whose id is the first of those that `Template` gives."""
+    """A call, as a message with the id that `Template` replaces."""
     params: dict[str, Any] = {"name": name, "arguments": {"text": TEXT} if arguments is None else arguments}
     return request(era, "tools/call", params, reports=reports)
 
@@ -41,14 +41,14 @@ def request(era: str, method: str, params: Mapping[str, Any], *, reports: bool =
 
 
 def with_tasks(message: Any) -> Any:
-    """The same request of a client that knows tasks."""
+    """The same request of a client that declares tasks."""
     declared = {"io.modelcontextprotocol/clientCapabilities": {"extensions": {"io.modelcontextprotocol/tasks": {}}}}
     params = {**message["params"], "_meta": {**message["params"]["_meta"], **declared}}
     return {**message, "params": params}
 
 
 class Template:
-    """The same bytes again and again, with ids that count up; several on one link share them."""
+    """The same bytes for each call, with ids that count up.  Several templates of one connection share the ids."""
 
     def __init__(self, whole: bytes, ids: Iterator[int] | None = None) -> None:
         self._before, found, self._after = whole.partition(b"%d" % _FIRST)

@@ -1,4 +1,4 @@
-"""Curves side by side, as SVG: the horizontal axes logarithmic, the vertical one from zero and the same for all."""
+"""Curves side by side, as SVG.  The horizontal axes are logarithmic; the vertical axis starts at zero and is shared."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ class Panel:
 
 
 def drawn(panels: Sequence[Panel], axis: str) -> str:
-    """The picture."""
+    """The picture, as the text of an SVG file."""
     highest = max(each for panel in panels for line in panel.lines.values() for each in line)
     step = _step(highest)
     top = step * math.ceil(highest * 1.05 / step)
@@ -41,7 +41,7 @@ def drawn(panels: Sequence[Panel], axis: str) -> str:
 
 
 def _step(highest: float) -> float:
-    """Between lines, of which there are four to eight."""
+    """The distance between the horizontal lines; there are four to eight of them."""
     magnitude = 10.0 ** math.floor(math.log10(highest))
     return next(magnitude * each for each in (0.2, 0.5, 1, 2) if highest / (magnitude * each) <= 6)
 

@@ -1,4 +1,4 @@
-"""What was measured, as a table and as JSON."""
+"""The results, as a table and as JSON."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ HEAD = f"{'':<{WIDTH}}{_COSTS}{_RATIOS}{'load':>7}"
 
 @attrs.frozen
 class Ratio:
-    """Of the best rounds, which noise can only make worse; and the lowest and the highest of all rounds."""
+    """The ratio of the best rounds, because noise can only make a round slower; and the range of all rounds."""
 
     of_best: float
     lowest: float
@@ -45,7 +45,7 @@ class Ratio:
 
 @attrs.frozen
 class Outcome:
-    """What one of ours cost, beside what it is compared with."""
+    """The cost of one of our subjects, and of the subjects that it is compared with."""
 
     row: Row
     subject: str
@@ -60,7 +60,7 @@ class Outcome:
 
     @property
     def bare(self) -> str:
-        """The bare one with the same codec, if there is such."""
+        """The bare subject with the same codec, if it is measured, otherwise `bare`."""
         same = self.subject.replace("ours", "bare")
         return same if same in self.figures else "bare"
 
@@ -70,7 +70,7 @@ class Outcome:
         return min(there, key=lambda each: self.cost(each) or 0.0, default=None)
 
     def ratio(self, other: str | None, at_most: float | None) -> Ratio | None:
-        """To this one; none where it is not measured, or costs nothing."""
+        """The ratio to this subject, or None if it was not measured or has no cost."""
         if other not in self.figures:
             return None
         pairs = zip(self.figures[self.subject], self.figures[other], strict=True)
@@ -84,7 +84,7 @@ class Outcome:
 
     @property
     def to_peers(self) -> list[Ratio | None]:
-        """To each of the SDKs; the aim is at the better one."""
+        """The ratios to each SDK; the aim applies to the better SDK."""
         return [self.ratio(each, self.aim.peer if each == self.peer else None) for each in PEERS]
 
     @property
@@ -98,12 +98,12 @@ class Outcome:
 
     @property
     def busy(self) -> float | None:
-        """The load's, in the median of all rounds."""
+        """How busy the load was: the median of all rounds."""
         every = [each.busy for rounds in self.figures.values() for each in rounds if each.busy is not None]
         return statistics.median(every) if every else None
 
     def value(self, subject: str) -> float | None:
-        """As it is shown."""
+        """The figure to show: a cost, or a rate."""
         cost = self.cost(subject)
         return 1000 / cost if cost and self.row.rate else cost
 

@@ -1,7 +1,7 @@
-"""What is measured, and what is aimed at.
+"""The rows of the benchmark, and their aims.
 
-An aim is a ratio: to the bare responder, and to the better of the official SDKs in the same run.  Most come from
-figures that were measured side by side on one machine, `Seen`, and from a figure that was to be reached there.
+An aim is a ratio to the bare program, and to the better one of the official SDKs in the same run.  Most aims come from
+figures that were measured side by side on one machine (`Seen`), and from a figure to reach on that machine.
 """
 
 from __future__ import annotations
@@ -26,17 +26,17 @@ ERAS = ("modern", "session")
 
 @attrs.frozen
 class Aim:
-    """The most that ours may cost, in costs of others; None where nothing is said."""
+    """The most that ours may cost, as a ratio to the cost of others; None: no aim."""
 
     bare: float | None = None
     peer: float | None = None
     most: float | None = None
-    """In the unit of the row, where there is nothing to compare it with."""
+    """In the unit of the row, for a row without a comparison."""
 
 
 @attrs.frozen
 class Seen:
-    """What it cost others on one machine."""
+    """The costs of others on one machine."""
 
     bare: float | None = None
     typescript: float | None = None
@@ -53,16 +53,16 @@ class Row:
     unit: str
     prepare: Prepare
     aims: Mapping[str, Aim] = attrs.field(factory=dict)
-    """For each of ours that is measured."""
+    """The aim of each of our subjects that is measured."""
     subjects: Sequence[str] = ALL
     rounds: int | None = None
-    """The most, where one takes long or the figure hardly varies."""
+    """The largest number of rounds, if a round takes long or the figure hardly varies."""
     rate: bool = False
-    """Shown as a rate, which is 1,000 divided by the cost."""
+    """Whether the figure is shown as a rate, which is 1,000 divided by the cost."""
     sparse: bool = False
-    """Left out unless its words are given: its like is measured by others."""
+    """Whether the row is left out unless it is named, because similar rows are measured."""
     warm: bool = True
-    """Measured only after some seconds of the same load, in which a compiler has seen what there is to compile."""
+    """Whether some seconds of the same load come first, so that a just-in-time compiler has compiled the code."""
 
     def asked(self, words: Sequence[str]) -> bool:
         own = self.name.lower().replace(",", "").split()
@@ -106,7 +106,7 @@ def _http() -> list[Row]:
                 aims = {"ours": seen.get((style, era), Aim()) if many == 64 else Aim()}
                 name = f"HTTP, {style.upper()}, {era}, {many} connection{'s' if many > 1 else ''}"
                 prepare = partial(measures.http_calls, style, era, many)
-                # A modern call without reports is answered by JSON there, whatever the setting.
+                # The Python SDK always answers a modern call without reports by JSON.
                 subjects = ALL if (style, era) != ("sse", "modern") else ("ours", "bare", "typescript")
                 rows.append(Row(name, "µs", prepare, aims, subjects, sparse=many < 64))
     reports = {"ours": Seen(16, 18.5, 36).aim(10)}
@@ -117,7 +117,7 @@ def _http() -> list[Row]:
 
 
 def _works() -> list[Row]:
-    """The aim is the better of the SDKs; with orjson where nearly all is JSON."""
+    """The aim is the better SDK; with orjson for the row that is nearly all JSON."""
     rows = []
     for era in ERAS:
         for work in WORKS:
@@ -131,13 +131,13 @@ def _works() -> list[Row]:
 
 
 def _workers() -> list[Row]:
-    """Two processes on two cores, beside one."""
+    """Two processes on two cores, compared with one."""
     name = "HTTP, calls that compute for 2 ms, 2 workers beside 1 process, by the clock"
     return [Row(name, "ms", partial(measures.http_burning, 2, 2.0), {"ours": Aim(1 / 1.8)}, ALONE)]
 
 
 def _tasks() -> list[Row]:
-    """No aim for SQLite and Redis: the disk decides, and the other process."""
+    """No aim for SQLite and Redis: the disk and the Redis process decide."""
     rows = []
     for store in ("memory", "sqlite", "redis"):
         name = f"stdio, tasks in {store}, created, finished and fetched, 64 in flight"
@@ -148,7 +148,7 @@ def _tasks() -> list[Row]:
 
 
 def _listeners() -> list[Row]:
-    """A server with many listeners.  The SDKs cannot open so many listen streams, so there is nothing to compare."""
+    """A server with many listeners.  The SDKs cannot open so many listen streams, so there is no comparison."""
     rows, number, aims = [], 5000, {"ours": Aim(most=10.0)}
     for era, kind in (("session", "GET"), ("modern", "listen")):
         notice = partial(measures.http_notice, era, number)
@@ -161,7 +161,8 @@ def _listeners() -> list[Row]:
 
 
 def _replicas() -> list[Row]:
-    """Three processes, beside one that has all listeners and no store.  No aim: the load and they share the cores."""
+    """Three processes, compared with one that has all listeners and no store.  No aim: they share the cores with the
+    load."""
     rows = []
     for store, name in (("sqlite", "SQLite"), ("redis", "Redis")):
         for era, kind in (("session", "GET"), ("modern", "listen")):
@@ -288,5 +289,5 @@ ROWS = [
 
 
 def chosen(words: Sequence[str]) -> list[Row]:
-    """The rows whose names have all these words."""
+    """The rows with all these words in their names."""
     return [row for row in ROWS if row.asked(words)]

@@ -1,4 +1,4 @@
-"""The load on servers by stdio: pipes that are filled and emptied as fast as both ends can."""
+"""The load on stdio servers: pipes that are written and read as fast as both ends can."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ import attrs
 from tests.bench.messages import INITIALIZE, Template, call, encoded
 from tests.bench.subjects import Usage, running
 
-__all__ = ["Pipes", "Spent", "spoken_to"]
+__all__ = ["Pipes", "Spent", "started_server"]
 
 CHUNK = 1 << 18
 PATIENCE = 60.0
@@ -24,8 +24,8 @@ PATIENCE = 60.0
 
 @attrs.frozen
 class Spent:
-    """What so many calls took: seconds of the server's CPU, seconds by the clock, and how busy this process was
-    meanwhile, from 0 to 1."""
+    """The cost of several calls: seconds of CPU of the server, seconds by the clock, and how busy this process was,
+    from 0 to 1."""
 
     cpu: float
     wall: float
@@ -33,7 +33,7 @@ class Spent:
 
 
 class Stopwatch:
-    """Measures the block."""
+    """Measures the time of a block."""
 
     def __init__(self, usage: Usage) -> None:
         self._usage = usage
@@ -49,7 +49,7 @@ class Stopwatch:
 
 
 class Pipes:
-    """Those of a server."""
+    """The pipes of a server."""
 
     def __init__(self, usage: Usage, era: str) -> None:
         process = usage.process
@@ -72,7 +72,7 @@ class Pipes:
         self._poll.close()
 
     def _write(self, data: bytes) -> None:
-        """As much as there is room for; the rest is written later."""
+        """Write as much as the pipe accepts; the rest is written later."""
         waited = bool(self._unsent)
         data = bytes(self._unsent) + data if waited else data
         try:
@@ -86,7 +86,7 @@ class Pipes:
             self._poll.unregister(self._to)
 
     def _read(self) -> bytes:
-        """What has come; writes meanwhile."""
+        """Wait for bytes, and return them; writes in the meantime."""
         while True:
             ready = self._poll.poll(PATIENCE)
             assert ready, "the server is silent"
@@ -99,7 +99,7 @@ class Pipes:
                 return data
 
     def calls(self, lines: Sequence[bytes], in_flight: int) -> tuple[Spent, bytes]:
-        """Send all these, each ended by a newline, with so many unanswered at a time; with what came back."""
+        """Send all these lines, with so many unanswered at a time.  Returns the cost and the bytes that came back."""
         heard, answered, sent = [], 0, in_flight
         with Stopwatch(self.usage) as watch:
             self._write(b"".join(lines[:in_flight]))
@@ -114,7 +114,7 @@ class Pipes:
         return watch.spent, b"".join(heard)
 
     def reported(self, line: bytes) -> tuple[Spent, bytes]:
-        """Send this one, and read all that comes until its answer."""
+        """Send this line, and read all bytes up to its answer."""
         heard = [b""]
         with Stopwatch(self.usage) as watch:
             self._write(line)
@@ -123,7 +123,7 @@ class Pipes:
         return watch.spent, b"".join(heard)
 
     def latencies(self, lines: Sequence[bytes]) -> tuple[Spent, list[float]]:
-        """Send these one after the other; the seconds that each took."""
+        """Send these lines one after the other.  Returns the seconds of each."""
         seconds = []
         with Stopwatch(self.usage) as watch:
             for line in lines:
@@ -135,7 +135,7 @@ class Pipes:
         return watch.spent, seconds
 
     def say(self, line: bytes) -> None:
-        """Send this, and await nothing but room for it."""
+        """Send this line without waiting for an answer."""
         self._write(line)
         while self._unsent:
             for fd, _ in self._poll.poll(PATIENCE):
@@ -143,14 +143,14 @@ class Pipes:
                 self._write(b"")
 
     def ask(self, messages: Sequence[bytes]) -> list[Any]:
-        """The answers to these."""
+        """The answers to these messages."""
         _, heard = self.calls([each + b"\n" for each in messages], len(messages))
         return [json.loads(line) for line in heard.splitlines()]
 
 
 @contextmanager
-def spoken_to(command: list[str], era: str) -> Iterator[Pipes]:
-    """The server of this command, once it has answered."""
+def started_server(command: list[str], era: str) -> Iterator[Pipes]:
+    """Start the server of this command; yields its pipes after a first answer."""
     with running(command) as process:
         pipes = Pipes(Usage(process), era)
         (answer,) = pipes.ask([Template(encoded(call(era))).take()])

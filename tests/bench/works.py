@@ -1,7 +1,6 @@
-"""The works beside the echo: requests that each subject answers with the same.
+"""The requests to measure in addition to the echo; each subject gives the same answers to them.
 
-Each server has the tools, the resource and the prompt for them: `programs/ours_works.py`, `bare.py`, `official.py` and
-`official.mjs`.
+Each server has their tools, resource and prompt: `programs/ours_works.py`, `bare.py`, `official.py` and `official.mjs`.
 """
 
 from __future__ import annotations
@@ -28,7 +27,7 @@ BOOKING = {
 
 @attrs.frozen
 class Work:
-    """A request, and bytes that its answer has once."""
+    """A request, and bytes that its answer contains once."""
 
     method: str
     params: Mapping[str, Any]

@@ -1,9 +1,9 @@
-"""What Trio alone must do to give the answers of the bench: ``bare.py json|orjson stdio|http TOOLS json|sse``.
+"""The server of the bench with Trio alone: ``bare.py json|orjson stdio|http TOOLS json|sse``.
 
-It parses each message, does what the tool does in a task of its own, and writes the answer; it checks nothing and knows
-no protocol.  By stdio, answers that are there together are one write, and nothing stands between an answer and an idle
-pipe.  By HTTP requests are read and responses are written by h11, one send for each part of an answer.  With so many
-tools in its list; by HTTP it prints the port it listens on, and answers calls by JSON or by event streams.
+It parses each message, does the work of the tool in a task of its own, and writes the answer.  It checks no message and
+knows no protocol.  On stdio, answers that are ready together are one write, and an answer to an idle pipe is written at
+once.  Over HTTP, h11 reads requests and writes responses, with one send for each part of an answer.  The list has TOOLS
+tools.  Over HTTP it prints its port, and answers calls by JSON or by event streams.
 """
 
 from __future__ import annotations
@@ -42,7 +42,7 @@ LIST = [
     {
         "name": f"forecast_{each}",
         "title": f"The forecast by the station {each}",
-        "description": "What there are many of, so that there are many.",
+        "description": "One of many tools that make the list very long.",
         "inputSchema": {"type": "object", "properties": PROPERTIES, "required": ["city"]},
     }
     for each in range(int(TOOLS))
@@ -53,7 +53,7 @@ NOTE = "Mostly sunny, 21 degrees, light wind from the west."
 
 
 async def result(message: dict[str, Any], tell: Callable[[dict[str, Any]], Awaitable[None]]) -> dict[str, Any]:
-    """What this request is answered with; tells of progress meanwhile."""
+    """The result of this request; reports progress in the meantime."""
     match message["method"]:
         case "tools/list":
             return {"tools": LIST}
@@ -76,7 +76,7 @@ async def result(message: dict[str, Any], tell: Callable[[dict[str, Any]], Await
     return {"content": [{"type": "text", "text": text}], "resultType": "complete"}
 
 
-# What `tests.bench.works` asks for.
+# The requests of `tests.bench.works`.
 
 
 def content(*texts: str) -> dict[str, Any]:
@@ -125,8 +125,8 @@ class Pipes:
         self.writing = False
 
     async def lines(self) -> AsyncIterator[list[bytes]]:
-        """Those that come together."""
-        parts: list[bytes] = []  # of a line that has no end yet
+        """Lines that arrive together."""
+        parts: list[bytes] = []  # of a line that has not ended
         while True:
             try:
                 data = os.read(0, CHUNK)
@@ -143,16 +143,16 @@ class Pipes:
             yield lines
 
     async def say(self, message: dict[str, Any]) -> None:
-        """Write this, with all that others want to write by then."""
+        """Write this message, together with messages of other tasks that are ready."""
         self.waiting += (dumps(message), b"\n")
         if not self.writing:
             self.writing = True
-            await trio.lowlevel.checkpoint()  # who can run now has something to say, too
+            await trio.lowlevel.checkpoint()  # tasks that can run now will write as well
             await self.flush()
             self.writing = False
 
     async def tell(self, report: dict[str, Any]) -> None:
-        """Write this with what comes soon: its answer, or more of them."""
+        """Write this report together with the next messages: more reports, or the answer."""
         self.waiting += (dumps(report), b"\n")
         if len(self.waiting) > 128 and not self.writing:
             self.writing = True
@@ -229,7 +229,7 @@ async def converse(stream: trio.SocketStream) -> None:
 
 
 async def send_nothing(report: dict[str, Any]) -> None:
-    """A response in JSON has no place for it."""
+    """Drop a report, because a JSON response has only the answer."""
 
 
 def event_of(message: dict[str, Any]) -> Any:
@@ -242,7 +242,7 @@ async def guarded(stream: trio.SocketStream) -> None:
     try:
         await converse(stream)
     except trio.BrokenResourceError:
-        pass  # the bench closes its connections without ceremony
+        pass  # the bench closes its connections without waiting
     finally:
         await trio.aclose_forcefully(stream)
 

@@ -1,4 +1,4 @@
-"""A list of the tools of a server, with Trio and json alone: ``bare_list.py COMMAND ...``.
+"""Prints the tools of a server, with Trio and json alone: ``bare_list.py COMMAND ...``.
 
 It starts the server, opens a session as a client of 2025-11-25 does, and prints the names and the descriptions.
 """

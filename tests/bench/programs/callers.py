@@ -1,11 +1,11 @@
 """The clients of the bench that run on this interpreter: ``callers.py json|orjson ours|bare TARGET ERA NUMBER``.
 
-TARGET is a URL or a command, as JSON; ERA `modern` or `session`; NUMBER how many calls are in flight at a time.  When
-the client is connected it prints a line, and then for each number that it reads the seconds, by the clock and of its
-CPU, that so many calls took.
+TARGET is a URL or a command, as JSON; ERA is `modern` or `session`; NUMBER is the number of calls in flight.  When the
+client is connected, it prints a line.  Then it reads numbers; for each it makes so many calls, and prints the seconds
+by the clock and the seconds of its CPU.
 
-`bare` is what any client must do: write each call with json, parse each answer with it, and move the bytes; by HTTP on
-Trio and h11.  It checks nothing.
+`bare` does only the work that each client must do: write each call with json, parse each answer with json, and move the
+bytes; over HTTP with Trio and h11.  It checks no answer except its text.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from itertools import count, islice
 from typing import Any
 
 if sys.argv[1] == "json":
-    sys.modules["orjson"] = None  # type: ignore[assignment]  # as where the extra `speed` is not installed
+    sys.modules["orjson"] = None  # type: ignore[assignment]  # as without the extra `speed`
 
 import trio
 
@@ -30,7 +30,7 @@ from tests.bench.messages import INITIALIZE, REVISIONS, TEXT, call, encoded
 
 
 class Stopwatch:
-    """What the block took."""
+    """Prints the time of a block."""
 
     def __enter__(self) -> Stopwatch:
         self.wall, self.cpu = time.perf_counter(), time.process_time()
@@ -41,8 +41,8 @@ class Stopwatch:
         print(self.wall, self.cpu, flush=True)
 
 
-async def obey(askers: Sequence[Callable[[], Awaitable[None]]]) -> None:
-    """Make so many calls, whenever a number is read: each of these one after the other, all at the same time."""
+async def run_orders(callers: Sequence[Callable[[], Awaitable[None]]]) -> None:
+    """For each number read, make so many calls: all callers at the same time, each with one call at a time."""
     print("connected", flush=True)
     while order := await trio.to_thread.run_sync(sys.stdin.readline):
         left = iter(range(int(order)))
@@ -53,7 +53,7 @@ async def obey(askers: Sequence[Callable[[], Awaitable[None]]]) -> None:
 
         with Stopwatch():
             async with trio.open_nursery() as nursery:
-                for ask in askers:
+                for ask in callers:
                     nursery.start_soon(work, ask)
 
 
@@ -69,7 +69,7 @@ async def ours(target: Any, era: str, in_flight: int) -> None:
             (content,) = (await client.call_tool("echo", {"text": TEXT})).content
             assert content.text == TEXT
 
-        await obey([ask] * in_flight)
+        await run_orders([ask] * in_flight)
 
 
 # Bare.
@@ -100,11 +100,11 @@ async def bare_by_http(url: str, era: str, in_flight: int) -> None:
         connection.start_next_cycle()
 
     streams = [(await trio.open_tcp_stream("127.0.0.1", port), h11.Connection(h11.CLIENT)) for _ in range(in_flight)]
-    await obey([partial(ask, *each) for each in streams])
+    await run_orders([partial(ask, *each) for each in streams])
 
 
 def bare_by_stdio(command: list[str], era: str, in_flight: int) -> None:
-    """With one read and one write for what comes and goes together; there is no loop to wait in."""
+    """With one read and one write for all messages that are ready together, and without an event loop."""
     process = subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE)
     assert process.stdin is not None
     assert process.stdout is not None
@@ -138,7 +138,7 @@ def bare_by_stdio(command: list[str], era: str, in_flight: int) -> None:
 
 
 def _lines(fd: int) -> Iterator[list[bytes]]:
-    """Those that come together."""
+    """Lines that arrive together."""
     rest = b""
     while data := os.read(fd, 1 << 16):
         *lines, rest = (rest + data).split(b"\n")

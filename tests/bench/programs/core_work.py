@@ -1,5 +1,5 @@
-"""Work of the core: ``core_work.py json|orjson WORK``; for each line that it reads it does that once, and says what it
-cost.
+"""Work of the core: ``core_work.py json|orjson WORK``.  For each line that it reads, it does the work once, and prints
+the cost.
 """
 
 from __future__ import annotations
@@ -7,7 +7,7 @@ from __future__ import annotations
 import sys
 
 if sys.argv[1] == "json":
-    sys.modules["orjson"] = None  # type: ignore[assignment]  # as where the extra `speed` is not installed
+    sys.modules["orjson"] = None  # type: ignore[assignment]  # as without the extra `speed`
 
 from tests.bench.core import WORKS, cost
 

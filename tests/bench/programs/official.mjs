@@ -1,7 +1,7 @@
 // The server of the official TypeScript SDK with the tools of the bench: official.mjs stdio|http TOOLS json|sse [works]
-// With `works` it also has what tests/bench/works.py asks for.
-// It is an `McpServer`, made anew for each connection, or for each request of 2026-07-28 over HTTP, as the SDK wants it.
-// By HTTP it prints the port it listens on.
+// With `works` it also serves the requests of tests/bench/works.py.
+// As the SDK requires, each connection has a new `McpServer`, and so has each request of 2026-07-28 over HTTP.
+// Over HTTP it prints its port.
 
 import { randomUUID } from "node:crypto";
 import { createServer } from "node:http";
@@ -89,7 +89,7 @@ function made() {
   tool("report", "Report progress so many times.", schemas.report, report);
   for (let each = 3; each < Number(tools); each += 1) {
     const title = `The forecast by the station ${each}`;
-    const description = "What there are many of, so that there are many.";
+    const description = "One of many tools that make the list very long.";
     tool(`forecast_${each}`, description, schemas.forecast, ({ city }) => said(city), title);
   }
   if (more) addWorks(server);
@@ -115,7 +115,7 @@ async function byHttp() {
     }
     return transport.handleRequest(request, response);
   });
-  http.keepAliveTimeout = 600_000; // its load takes turns with others
+  http.keepAliveTimeout = 600_000; // the subjects take turns, so connections may be idle for so long
   http.listen({ port: 0, host: "127.0.0.1", backlog: 5000 }, () => console.log(http.address().port));
 }
 

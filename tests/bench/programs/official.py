@@ -1,9 +1,9 @@
 """The server of the official Python SDK with the tools of the bench: ``official.py stdio|http TOOLS json|sse [works]``.
 
-With `works` it also has what `tests.bench.works` asks for, instead of many tools.
+With `works` it also serves the requests of `tests.bench.works`.
 
-By HTTP it runs under uvicorn, with httptools and uvloop, and prints the port it listens on.  Runs in an environment of
-its own, where nothing of this project is installed.
+Over HTTP it runs under uvicorn, with httptools and uvloop, and prints its port.  It runs in an environment of its own,
+without the packages of this project.
 """
 
 from __future__ import annotations
@@ -44,7 +44,7 @@ async def report(number: int, ctx: Context) -> str:
 
 
 async def forecast(city: str, days: int = 3, units: str = "metric") -> str:
-    """What there are many of, so that there are many."""
+    """One of many tools that make the list very long."""
     return city
 
 
@@ -133,11 +133,11 @@ if MORE:
 def by_http() -> None:
     import uvicorn
 
-    # What it accepts by default is less than the largest of the bench.
+    # Its default limit is smaller than the largest message of the bench.
     app = server.streamable_http_app(json_response=STYLE == "json", max_request_body_size=16 * 1024 * 1024)
     with socket.create_server(("127.0.0.1", 0), backlog=5000) as listener:
         print(listener.getsockname()[1], flush=True)
-        # Its load takes turns with others, and connections may wait for so long.
+        # The subjects take turns, so connections may be idle for so long.
         quiet = {"log_level": "warning", "access_log": False, "timeout_keep_alive": 600}
         config = uvicorn.Config(app, loop="uvloop", http="httptools", **quiet)
         uvicorn.Server(config).run(sockets=[listener])

@@ -1,7 +1,7 @@
-"""The client of the official Python SDK, as `callers.py` has the others:
+"""The client of the official Python SDK, with the arguments and the output of `callers.py`:
 ``official_client.py TARGET ERA NUMBER``.
 
-Runs in an environment of its own, where nothing of this project is installed.
+It runs in an environment of its own, without the packages of this project.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
 """Our server with the tools of the bench: ``ours.py json|orjson stdio|http TOOLS``.
 
-It is as anybody would write it, with no setting but the defaults.  With so many tools in all; by HTTP it says on
-standard output where it listens.
+It is an ordinary server, with the default settings and TOOLS tools.  Over HTTP it prints its address on standard
+output.
 """
 
 from __future__ import annotations
@@ -11,7 +11,7 @@ import sys
 
 CODEC, TRANSPORT, TOOLS = sys.argv[1], sys.argv[2], int(sys.argv[3])
 if CODEC == "json":
-    sys.modules["orjson"] = None  # type: ignore[assignment]  # as where the extra `speed` is not installed
+    sys.modules["orjson"] = None  # type: ignore[assignment]  # as without the extra `speed`
 
 import trio  # noqa: E402
 
@@ -26,7 +26,7 @@ async def echo(text: str) -> str:
 
 
 async def wait(seconds: float, burden: str = "") -> str:
-    """Take that long, and hold what was given."""
+    """Wait for so long, and hold the burden."""
     await trio.sleep(seconds)
     return "waited"
 
@@ -39,7 +39,7 @@ async def report(number: int, *, ctx: Context) -> str:
 
 
 def forecast(city: str, days: int = 3, units: str = "metric") -> str:
-    """What there are many of, so that there are many."""
+    """One of many tools that make the list very long."""
     return city
 
 
@@ -53,5 +53,5 @@ if __name__ == "__main__":
     if TRANSPORT == "stdio":
         server.run()
     else:
-        os.dup2(1, 2)  # where it is said
+        os.dup2(1, 2)  # the server prints its address on standard error
         server.run(http="127.0.0.1:0")

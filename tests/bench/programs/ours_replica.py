@@ -1,4 +1,4 @@
-"""One replica of our server with a tool that tells of a change: ``ours_replica.py json|orjson none|FILE|URL``."""
+"""One replica of our server, with a tool that announces a change: ``ours_replica.py json|orjson none|FILE|URL``."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ import sys
 
 CODEC, STORE = sys.argv[1:3]
 if CODEC == "json":
-    sys.modules["orjson"] = None  # type: ignore[assignment]  # as where the extra `speed` is not installed
+    sys.modules["orjson"] = None  # type: ignore[assignment]  # as without the extra `speed`
 
 from trio_mcp import Server  # noqa: E402
 from trio_mcp.stores import RedisStore, SQLiteStore, Store  # noqa: E402
@@ -31,5 +31,5 @@ async def announce() -> str:
 
 
 if __name__ == "__main__":
-    os.dup2(1, 2)  # where it says the port
+    os.dup2(1, 2)  # the server prints its port on standard error
     server.run(http="127.0.0.1:0")

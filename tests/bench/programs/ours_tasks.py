@@ -7,7 +7,7 @@ import tempfile
 
 CODEC, STORE = sys.argv[1:3]
 if CODEC == "json":
-    sys.modules["orjson"] = None  # type: ignore[assignment]  # as where the extra `speed` is not installed
+    sys.modules["orjson"] = None  # type: ignore[assignment]  # as without the extra `speed`
 
 from trio_mcp import Limits, Server  # noqa: E402
 from trio_mcp.stores import MemoryStore, RedisStore, SQLiteStore, Store  # noqa: E402

@@ -8,7 +8,7 @@ import time
 
 CODEC, WORKERS = sys.argv[1], int(sys.argv[2])
 if CODEC == "json":
-    sys.modules["orjson"] = None  # type: ignore[assignment]  # as where the extra `speed` is not installed
+    sys.modules["orjson"] = None  # type: ignore[assignment]  # as without the extra `speed`
 
 from trio_mcp import Server  # noqa: E402
 
@@ -25,5 +25,5 @@ def burn(seconds: float) -> str:
 
 
 if __name__ == "__main__":
-    os.dup2(1, 2)  # where it is said
+    os.dup2(1, 2)  # the server prints its port on standard error
     server.run(http="127.0.0.1:0", workers=WORKERS)

@@ -1,7 +1,7 @@
-"""Our server with the works of the bench: ``ours_works.py json|orjson stdio|http``.
+"""Our server for the requests of `tests.bench.works`: ``ours_works.py json|orjson stdio|http``.
 
-`tests.bench.works` says what is asked of it, and the servers of others offer the same.  It has the tools of `ours.py`,
-and `announce`, which tells those who listen that the list of tools has changed.
+The other servers have the same tools.  It also has `echo`, and `announce`, which notifies listeners that the list of
+tools has changed.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ from typing import Annotated, Literal
 
 CODEC, TRANSPORT = sys.argv[1], sys.argv[2]
 if CODEC == "json":
-    sys.modules["orjson"] = None  # type: ignore[assignment]  # as where the extra `speed` is not installed
+    sys.modules["orjson"] = None  # type: ignore[assignment]  # as without the extra `speed`
 
 from trio_mcp import Field, Server  # noqa: E402
 from trio_mcp.types import TextContent  # noqa: E402
@@ -111,5 +111,5 @@ if __name__ == "__main__":
     if TRANSPORT == "stdio":
         server.run()
     else:
-        os.dup2(1, 2)  # where it says the port
+        os.dup2(1, 2)  # the server prints its port on standard error
         server.run(http="127.0.0.1:0")

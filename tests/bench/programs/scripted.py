@@ -1,7 +1,7 @@
-"""The server of the clients of the bench, which answers as fast as it can: ``scripted.py json stdio|http``.
+"""The server for the clients of the bench, which answers as fast as it can: ``scripted.py json stdio|http``.
 
-It knows no protocol, and neither a loop nor a library is in its way: lines and bodies are parsed by json, heads by a
-search, and what came together is answered together.  By HTTP it prints the port it listens on.
+It knows no protocol, and uses neither an event loop nor a library: json parses lines and bodies, a search finds the
+length of a body, and messages that arrive together are answered together.  Over HTTP it prints its port.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ INITIALIZED = {
     "capabilities": {"tools": {}},
     "serverInfo": {"name": "bench", "version": "1"},
 }
-# What a modern result also has to say, so that it may be kept for no time at all.
+# The members of a modern result that must not be cached.
 UNKEPT = {"resultType": "complete", "ttlMs": 0, "cacheScope": "private"}
 RESULTS: dict[str, Any] = {
     "tools/call": {"content": [{"type": "text", "text": TEXT}], "resultType": "complete"},
@@ -33,7 +33,7 @@ RESULTS: dict[str, Any] = {
 
 
 def answer(data: bytes) -> bytes:
-    """What answers this message; nothing, for a notification."""
+    """The response to this message; empty for a notification."""
     message = json.loads(data)
     result = RESULTS.get(message["method"])
     if result is None:
@@ -51,17 +51,17 @@ def by_stdio() -> None:
 
 
 class Connection:
-    """A client that may send one request after the other."""
+    """A connection of a client, which may send several requests at once."""
 
     def __init__(self, stream: socket.socket) -> None:
         self.stream = stream
-        self.heard = b""
+        self.received = b""
 
     def serve(self) -> bool:
-        """Answer what has come; False once the client has gone."""
+        """Answer the requests that have arrived; False when the client has closed the connection."""
         try:
             data = self.stream.recv(CHUNK)
-            self.heard += data
+            self.received += data
             while (reply := self.reply()) is not None:
                 self.stream.sendall(reply)
         except ConnectionError:
@@ -69,14 +69,14 @@ class Connection:
         return bool(data)
 
     def reply(self) -> bytes | None:
-        """The response to the first request, if that is here as a whole."""
-        head, end, rest = self.heard.partition(b"\r\n\r\n")
+        """The response to the first request, or None if the request is not complete."""
+        head, end, rest = self.received.partition(b"\r\n\r\n")
         found = re.search(rb"(?i)\r\ncontent-length: *(\d+)", head)
         length = int(found[1]) if found else 0
         if not end or len(rest) < length:
             return None
-        body, self.heard = rest[:length], rest[length:]
-        if not head.startswith(b"POST"):  # a session has no stream of its own here, and needs no end
+        body, self.received = rest[:length], rest[length:]
+        if not head.startswith(b"POST"):  # this server has no streams for sessions, and sessions need no end
             return b"HTTP/1.1 405 Method Not Allowed\r\nAllow: POST\r\nContent-Length: 0\r\n\r\n"
         said = answer(body)
         if not said:
