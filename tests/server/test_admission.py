@@ -1,4 +1,4 @@
-"""How many requests run at once, in a connection and in all, and which are refused."""
+"""The limits on the number of requests that run at a time, in a connection and in all."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ OVERLOADED = "the server is overloaded: it runs as many requests as it may"
 
 
 class Gates:
-    """A server with handlers that wait until they are let through, each by its name."""
+    """A server with handlers that wait at gates.  Each gate has a name, and `open` opens it."""
 
     def __init__(self, **limits: int) -> None:
         self.server = Server("gates", limits=Limits(**limits))
@@ -67,7 +67,7 @@ def refusal(message: dict[str, Any]) -> str:
 
 @pytest.mark.contract
 @every_revision
-async def test_so_many_run_and_the_others_are_refused_at_once(revision: str, autojump_clock: MockClock) -> None:
+async def test_calls_beyond_the_limit_are_refused_at_once(revision: str, autojump_clock: MockClock) -> None:
     gates = Gates(calls=2)
     async with connected(gates.server, revision) as wire:
         ids = await ask_for(wire, *"abcd")
@@ -83,9 +83,9 @@ async def test_so_many_run_and_the_others_are_refused_at_once(revision: str, aut
 
 
 @every_revision
-async def test_all_connections_of_a_server_together_have_a_bound(revision: str, autojump_clock: MockClock) -> None:
+async def test_all_connections_of_a_server_together_have_a_limit(revision: str, autojump_clock: MockClock) -> None:
     gates = Gates(calls=2, calls_in_all=3)
-    async with many(gates.server, revision, 3) as (one, two, three):
+    async with several_clients(gates.server, revision, 3) as (one, two, three):
         await ask_for(one, *"ab")
         await ask_for(two, "c")
         assert (gates.began, gates.running) == (list("abc"), 3)
@@ -102,13 +102,13 @@ async def test_all_connections_of_a_server_together_have_a_bound(revision: str, 
 
 
 @asynccontextmanager
-async def many(server: Server, revision: str, number: int) -> AsyncIterator[list[RawClient]]:
+async def several_clients(server: Server, revision: str, number: int) -> AsyncIterator[list[RawClient]]:
     async with server.running(), AsyncExitStack() as stack:
         yield [await stack.enter_async_context(connected(server, revision)) for _ in range(number)]
 
 
 @every_revision
-async def test_what_is_cancelled_frees_its_place(revision: str, autojump_clock: MockClock) -> None:
+async def test_a_cancelled_call_frees_its_place(revision: str, autojump_clock: MockClock) -> None:
     gates = Gates(calls=1)
     async with connected(gates.server, revision) as wire:
         [first] = await ask_for(wire, "a")
@@ -118,7 +118,7 @@ async def test_what_is_cancelled_frees_its_place(revision: str, autojump_clock: 
         assert (gates.running, wire.answered(first), wire.answered(second)) == (1, False, False)
         await gates.open("b")
         assert (gates.began, wire.answered(second)) == (["a", "b"], True)
-        # Its id is free again.
+        # The id of the cancelled call is free again.
         await gates.open("a")
         wire.post(wire.request("tools/call", {"name": "gate", "arguments": {"name": "a"}}, id=first))
         assert (await wire.response(first))["result"]["content"][0]["text"] == "a"
@@ -126,7 +126,7 @@ async def test_what_is_cancelled_frees_its_place(revision: str, autojump_clock: 
 
 @pytest.mark.contract
 @every_revision
-async def test_the_places_of_a_client_that_goes_are_free(revision: str, autojump_clock: MockClock) -> None:
+async def test_a_client_that_disconnects_frees_its_places(revision: str, autojump_clock: MockClock) -> None:
     gates = Gates(calls=10, calls_in_all=3)
     async with gates.server.running(), connected(gates.server, revision) as stays:
         async with connected(gates.server, revision) as wire:
@@ -140,7 +140,7 @@ async def test_the_places_of_a_client_that_goes_are_free(revision: str, autojump
 
 @pytest.mark.contract
 @modern
-async def test_who_listens_takes_no_place(revision: str, autojump_clock: MockClock) -> None:
+async def test_a_subscription_takes_no_place(revision: str, autojump_clock: MockClock) -> None:
     gates = Gates(calls=1)
     async with connected(gates.server, revision) as wire:
         listening = [await wire.subscribe(tools=True) for _ in range(5)]
@@ -153,9 +153,7 @@ async def test_who_listens_takes_no_place(revision: str, autojump_clock: MockClo
 
 
 @modern
-async def test_who_waits_for_a_retry_takes_no_place_and_the_retry_gives_it_one(
-    revision: str, autojump_clock: MockClock
-) -> None:
+async def test_a_call_takes_no_place_until_its_retry(revision: str, autojump_clock: MockClock) -> None:
     gates = Gates(calls=1)
     async with connected(gates.server, revision) as wire:
         asked = [await wire.call("tools/call", {"name": "ask"}, rounds=False) for _ in range(3)]
@@ -165,7 +163,9 @@ async def test_who_waits_for_a_retry_takes_no_place_and_the_retry_gives_it_one(
         given = {"inputResponses": {"form": {"action": "decline"}}}
         retry = {"name": "ask", **given, "requestState": asked[0]["requestState"]}
         refused = await wire.start("tools/call", retry)
-        assert "(Limits.calls)" in refusal(await wire.response(refused))  # as every request, and may come again
+        assert "(Limits.calls)" in refusal(
+            await wire.response(refused)
+        )  # like every request; the client may retry once more
         await gates.open("a")
         again = await wire.start("tools/call", retry)
         assert (await wire.response(again))["result"]["content"][0]["text"] == "asked"
@@ -173,8 +173,8 @@ async def test_who_waits_for_a_retry_takes_no_place_and_the_retry_gives_it_one(
 
 
 @every_revision
-async def test_a_call_whose_answer_waits_for_the_wire_keeps_its_place(revision: str, autojump_clock: MockClock) -> None:
-    """Or a client that does not read would be served without end."""
+async def test_a_call_keeps_its_place_while_its_answer_waits(revision: str, autojump_clock: MockClock) -> None:
+    """Otherwise a server would run calls without end for a client that does not read."""
     gates = Gates(calls=3, outgoing=2)
     async with connected(gates.server, revision, streams=lambda: pipe_pair(1)) as wire:
         with wire.not_reading():
@@ -189,7 +189,7 @@ async def test_a_call_whose_answer_waits_for_the_wire_keeps_its_place(revision: 
 
 @pytest.mark.full
 @pytest.mark.parametrize("revision", ["2025-11-25", LATEST])
-async def test_a_hundred_thousand_requests_at_once_hold_no_more_than_is_allowed(
+async def test_a_hundred_thousand_requests_at_once_stay_within_the_limits(
     revision: str, autojump_clock: MockClock
 ) -> None:
     gates = Gates(calls=20, outgoing=50)

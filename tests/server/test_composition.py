@@ -1,4 +1,4 @@
-"""Servers made of parts: middleware, mounted servers, lifespans, and what connections share."""
+"""Servers made of parts: middleware, mounted servers, lifespans, and the run that connections share."""
 
 from __future__ import annotations
 
@@ -26,16 +26,16 @@ def text_of(result: Object) -> str:
     return "\n".join(block["text"] for block in result["content"])
 
 
-def what(request: Request) -> str:
-    """What a request is about, in a word."""
+def target_of(request: Request) -> str:
+    """The name, the URI or the method of a request."""
     params = request.params
     return str(params.get("name") or params.get("uri") or params.get("ref", {}).get("name") or request.method)
 
 
 class Part:
-    """A server of everything that writes down what passes through it.
+    """A server with an entry of each kind, which logs its events.
 
-    `log` is shared by all parts of a test: who did what.
+    All parts of a test share `log`.  An entry of it is the name of a part, and the event.
     """
 
     def __init__(self, name: str, log: list[Any], **options: Any) -> None:
@@ -74,12 +74,12 @@ class Part:
         return f"{text} by {self.name}"
 
     async def middleware(self, ctx: Context, request: Request, call_next: CallNext) -> Object:
-        self.log.append((self.name, "in", what(request), ctx.lifespan))
+        self.log.append((self.name, "in", target_of(request), ctx.lifespan))
         try:
             result: Object = await call_next(request)
             return result
         finally:
-            self.log.append((self.name, "out", what(request), ctx.lifespan))
+            self.log.append((self.name, "out", target_of(request), ctx.lifespan))
 
     @contextlib.asynccontextmanager
     async def lifespan(self, server: Server) -> AsyncIterator[str]:
@@ -97,8 +97,8 @@ def complete(ref: Object, value: str = "x") -> Object:
     return {"ref": ref, "argument": {"name": "text", "value": value}}
 
 
-def surfaces(name: str, prefix: str = "") -> dict[str, tuple[str, Object, str]]:
-    """By kind: a request of what the part of this name has, and what its middleware calls that."""
+def requests_to(name: str, prefix: str = "") -> dict[str, tuple[str, Object, str]]:
+    """By kind: the method and the params of a request to the part of this name, and the target in its middleware."""
     return {
         "tool": ("tools/call", {"name": f"{prefix}{name}_tool"}, f"{name}_tool"),
         "prompt": ("prompts/get", {"name": f"{prefix}{name}_prompt"}, f"{name}_prompt"),
@@ -117,7 +117,7 @@ def surfaces(name: str, prefix: str = "") -> dict[str, tuple[str, Object, str]]:
     }
 
 
-KINDS = tuple(surfaces(""))
+KINDS = tuple(requests_to(""))
 every_kind = pytest.mark.parametrize("kind", KINDS)
 
 
@@ -137,12 +137,10 @@ def tracing(name: str, log: list[str]) -> Callable[..., Any]:
 
 @req("tool-07", "cmpl-02", "cmpl-04", "gen-01")
 @every_revision
-async def test_middleware_wraps_every_request_that_a_server_answers_by_what_it_has(
-    revision: str, autojump_clock: MockClock
-) -> None:
+async def test_middleware_wraps_every_request_for_entries_of_a_server(revision: str, autojump_clock: MockClock) -> None:
     log: list[str] = []
     one = part(middleware=[tracing("a", log), tracing("b", log)])
-    methods = [(method, params) for method, params, _ in surfaces("part").values()]
+    methods = [(method, params) for method, params, _ in requests_to("part").values()]
     methods += [(f"{each}/list", {}) for each in ("tools", "prompts", "resources", "resources/templates")]
     if revision != "2026-07-28":
         methods += [(f"resources/{each}subscribe", {"uri": "part://now"}) for each in ("", "un")]
@@ -156,15 +154,15 @@ async def test_middleware_wraps_every_request_that_a_server_answers_by_what_it_h
         if not wire.modern:
             await wire.call("ping")
             await wire.set_level("error")
-        assert log == []  # what the session answers by itself
+        assert log == []  # the session itself answers these requests
 
 
 @req("tool-07", "tool-06", "prm-12")
 @every_revision
 @every_kind
-async def test_middleware_may_ask_for_something_else(kind: str, revision: str, autojump_clock: MockClock) -> None:
+async def test_middleware_may_replace_the_request(kind: str, revision: str, autojump_clock: MockClock) -> None:
     one = part()
-    method, params, _ = surfaces("part")[kind]
+    method, params, _ = requests_to("part")[kind]
 
     async def redirect(ctx: Context, request: Request, call_next: CallNext) -> Any:
         return await call_next(Request(request.id, request.method, params))
@@ -173,14 +171,14 @@ async def test_middleware_may_ask_for_something_else(kind: str, revision: str, a
     two.mount(one.server)
     async with connected(one.server, revision) as plain, connected(two, revision) as wire:
         expected = await plain.call(method, params)
-        # Whatever is asked for, even nothing at all.
+        # The entry of the original request need not exist.
         changed = await wire.call(method, {"name": "nothing", "uri": "nothing://"})
         assert {**changed, "_meta": None} == {**expected, "_meta": None}
 
 
 @req("tool-06")
 @every_revision
-async def test_what_middleware_makes_of_arguments_is_checked(revision: str, autojump_clock: MockClock) -> None:
+async def test_arguments_from_middleware_are_validated(revision: str, autojump_clock: MockClock) -> None:
     one = part()
 
     async def spoil(ctx: Context, request: Request, call_next: CallNext) -> Any:
@@ -202,7 +200,7 @@ async def test_middleware_may_change_the_result(revision: str, autojump_clock: M
 
     one = part(middleware=[sign])
     async with connected(one.server, revision) as wire:
-        for method, params, _ in surfaces("part").values():
+        for method, params, _ in requests_to("part").values():
             assert (await wire.call(method, params))["_meta"]["com.example/signed"] is True
         assert (await wire.call("tools/list"))["_meta"]["com.example/signed"] is True
 
@@ -210,7 +208,7 @@ async def test_middleware_may_change_the_result(revision: str, autojump_clock: M
 @req("tool-24")
 @pytest.mark.parametrize("options", [{}, {"filter": lambda principal, item: True}], ids=["all", "filter"])
 @every_revision
-async def test_what_a_middleware_takes_out_of_a_list_is_gone_for_that_caller_alone(
+async def test_middleware_may_remove_an_item_of_a_list_for_one_caller(
     revision: str, options: Object, autojump_clock: MockClock
 ) -> None:
     async def hide(ctx: Context, request: Request, call_next: CallNext) -> Object:
@@ -249,9 +247,9 @@ async def tool_error(ctx: Context, request: Request, call_next: CallNext) -> Obj
 @req("tool-07", "cmpl-02", "gen-01")
 @every_revision
 @every_kind
-async def test_middleware_may_refuse(kind: str, revision: str, autojump_clock: MockClock) -> None:
+async def test_middleware_may_refuse_a_request(kind: str, revision: str, autojump_clock: MockClock) -> None:
     one = part(middleware=[refuse])
-    method, params, _ = surfaces("part")[kind]
+    method, params, _ = requests_to("part")[kind]
     async with connected(one.server, revision) as wire:
         with pytest.raises(ErrorResponse, match="not now") as refused:
             await wire.call(method, params)
@@ -274,7 +272,7 @@ async def test_middleware_may_answer_in_the_place_of_a_tool(
 
 @every_revision
 @every_kind
-async def test_middleware_sees_what_a_handler_raises_as_it_is(
+async def test_middleware_gets_the_exception_of_a_handler_unchanged(
     kind: str, revision: str, autojump_clock: MockClock, caplog: pytest.LogCaptureFixture
 ) -> None:
     raised: list[BaseException] = []
@@ -293,7 +291,7 @@ async def test_middleware_sees_what_a_handler_raises_as_it_is(
         raise error
 
     one.handle = fail  # type: ignore[method-assign]
-    method, params, _ = surfaces("part")[kind]
+    method, params, _ = requests_to("part")[kind]
     async with connected(one.server, revision) as wire:
         with pytest.raises(ErrorResponse, match="mended"):
             await wire.call(method, params)
@@ -308,18 +306,18 @@ NO_RESULTS: dict[str, Any] = {
     "text": "done",
     "an object inside": {"content": [object()]},
     "not a number": {"content": [], "_meta": {"com.example/x": math.nan}},
-    "metadata that is none": {"content": [], "_meta": 3},
+    "metadata that is no object": {"content": [], "_meta": 3},
 }
 
 
 @every_revision
-@pytest.mark.parametrize("what", NO_RESULTS)
-async def test_middleware_that_returns_no_result_fails_its_own_call_only(
-    what: str, revision: str, autojump_clock: MockClock, caplog: pytest.LogCaptureFixture
+@pytest.mark.parametrize("kind", NO_RESULTS)
+async def test_middleware_without_a_valid_result_fails_only_its_call(
+    kind: str, revision: str, autojump_clock: MockClock, caplog: pytest.LogCaptureFixture
 ) -> None:
     async def spoil(ctx: Context, request: Request, call_next: CallNext) -> Any:
         await call_next(request)
-        return NO_RESULTS[what]
+        return NO_RESULTS[kind]
 
     one = part()
     one.server._catalog.middleware = [spoil]
@@ -327,13 +325,13 @@ async def test_middleware_that_returns_no_result_fails_its_own_call_only(
         result = await wire.call("tools/call", {"name": "part_tool"})
         assert "the server's log says why" in text_of(result)
         (record,) = caplog.records
-        if not isinstance(NO_RESULTS[what], dict):  # most often a forgotten `return`
-            assert f"a middleware must return a result, got {type(NO_RESULTS[what]).__name__}" in str(record.exc_info)
+        if not isinstance(NO_RESULTS[kind], dict):  # most often a forgotten `return`
+            assert f"a middleware must return a result, got {type(NO_RESULTS[kind]).__name__}" in str(record.exc_info)
         assert await wire.about()
 
 
 @every_revision
-async def test_middleware_knows_who_asks_and_may_speak_to_them(revision: str, autojump_clock: MockClock) -> None:
+async def test_middleware_knows_the_principal_and_may_report_progress(revision: str, autojump_clock: MockClock) -> None:
     async def speak(ctx: Context, request: Request, call_next: CallNext) -> Any:
         await ctx.progress(1, message=f"{ctx.principal} {ctx.headers['authorization']}")
         try:
@@ -356,7 +354,7 @@ async def test_middleware_knows_who_asks_and_may_speak_to_them(revision: str, au
 
 
 def mounted(log: list[Any], **options: Any) -> tuple[Part, Part, Part]:
-    """Three servers, one in another: what the leaf calls `leaf_tool`, is `m_l_leaf_tool` at the top."""
+    """Three servers, each mounted in the one before: the leaf's `leaf_tool` is `m_l_leaf_tool` at the top."""
     top, middle, leaf = (Part(name, log, **options) for name in ("top", "middle", "leaf"))
     middle.server.mount(leaf.server, prefix="l_")
     top.server.mount(middle.server, prefix="m_")
@@ -387,29 +385,29 @@ async def test_mounted_servers_are_listed_with_their_prefixes(
 
 @every_revision
 @every_kind
-@pytest.mark.parametrize("whose", PREFIXES)
-async def test_a_mounted_server_serves_what_is_its_own_as_if_it_were_alone(
-    whose: str, kind: str, revision: str, autojump_clock: MockClock
+@pytest.mark.parametrize("owner", PREFIXES)
+async def test_a_mounted_server_serves_its_entries_as_if_it_were_alone(
+    owner: str, kind: str, revision: str, autojump_clock: MockClock
 ) -> None:
-    """Under its own names, after the middleware of those above it and its own, with its lifespan."""
+    """It gets its own names and its lifespan, after the middleware of the outer servers and its own."""
     log: list[Any] = []
     top, _, _ = mounted(log)
-    method, params, _ = surfaces(whose, PREFIXES[whose])[kind]
+    method, params, _ = requests_to(owner, PREFIXES[owner])[kind]
     async with connected(top.server, revision) as wire:
         await wait_all_tasks_blocked()
         log.clear()
         await wire.call(method, params)
-        passed = [*PREFIXES][: [*PREFIXES].index(whose) + 1]
-        names = [surfaces(whose, PREFIXES[whose].removeprefix(PREFIXES[each]))[kind][1] for each in passed]
-        calls = [what(Request(0, method, each)) for each in names]
+        passed = [*PREFIXES][: [*PREFIXES].index(owner) + 1]
+        names = [requests_to(owner, PREFIXES[owner].removeprefix(PREFIXES[each]))[kind][1] for each in passed]
+        calls = [target_of(Request(0, method, each)) for each in names]
         ways_in = [(each, "in", name, f"that of {each}") for each, name in zip(passed, calls, strict=True)]
         assert log[: len(passed)] == ways_in
         assert log[-len(passed) :] == [(each, "out", name, span) for each, _, name, span in reversed(ways_in)]
         inside = log[len(passed) : -len(passed)]
-        assert inside[-1][:2] == (whose, "handles")
+        assert inside[-1][:2] == (owner, "handles")
         for entry in inside[:-1]:
-            own = surfaces(whose)[kind][1]["ref"]
-            assert entry == (whose, "completes", own.get("name", own.get("uri")), f"that of {whose}")
+            own = requests_to(owner)[kind][1]["ref"]
+            assert entry == (owner, "completes", own.get("name", own.get("uri")), f"that of {owner}")
 
 
 def named_other_than(*hidden: str) -> Callable[[Any, Any], bool]:
@@ -422,13 +420,13 @@ OWN_NAMES = ("leaf_tool", "leaf_prompt", "leaf_resource", "leaf_template")
 @req("tool-07", "tool-24", "prm-12", "prm-15", "res-11", "res-16")
 @every_revision
 @every_kind
-async def test_the_filter_of_a_mounted_server_goes_by_its_own_names(
+async def test_the_filter_of_a_mounted_server_gets_its_own_names(
     kind: str, revision: str, autojump_clock: MockClock
 ) -> None:
     log: list[Any] = []
     top, _, leaf = mounted(log)
     leaf.server._catalog.filter = named_other_than(*OWN_NAMES)
-    method, params, _ = surfaces("leaf", "m_l_")[kind]
+    method, params, _ = requests_to("leaf", "m_l_")[kind]
     with principals_in_meta():
         async with connected(top.server, revision) as wire:
             with pytest.raises(ErrorResponse) as refused:
@@ -443,7 +441,7 @@ async def test_the_filter_of_a_mounted_server_goes_by_its_own_names(
 
 @req("tool-07")
 @every_revision
-async def test_the_filters_of_all_servers_have_their_say(revision: str, autojump_clock: MockClock) -> None:
+async def test_the_filters_of_all_outer_servers_apply(revision: str, autojump_clock: MockClock) -> None:
     top, middle, leaf = mounted([])
     for hiding, name in ((top, "m_l_leaf_tool"), (middle, "l_leaf_tool"), (leaf, "leaf_tool")):
         hiding.server._catalog.filter = named_other_than(name)
@@ -457,7 +455,7 @@ async def test_the_filters_of_all_servers_have_their_say(revision: str, autojump
 
 @req("tool-07")
 @every_revision
-async def test_the_middleware_of_a_mounted_server_may_change_what_is_its_own(
+async def test_the_middleware_of_a_mounted_server_may_change_its_calls(
     revision: str, autojump_clock: MockClock
 ) -> None:
     top, _, leaf = mounted([])
@@ -478,7 +476,7 @@ async def test_the_middleware_of_a_mounted_server_may_change_what_is_its_own(
 @req("tool-31", "tool-18")
 @every_revision
 @pytest.mark.parametrize("name", ["leaf_tool", "l_leaf_tool", "m_leaf_tool", "m_l_top_tool", "m_l_", "M_L_leaf_tool"])
-async def test_what_is_mounted_has_no_other_name(name: str, revision: str, autojump_clock: MockClock) -> None:
+async def test_a_mounted_tool_has_no_other_name(name: str, revision: str, autojump_clock: MockClock) -> None:
     top, _, _ = mounted([])
     async with connected(top.server, revision) as wire:
         with pytest.raises(ErrorResponse) as refused:
@@ -487,27 +485,29 @@ async def test_what_is_mounted_has_no_other_name(name: str, revision: str, autoj
 
 
 @every_revision
-async def test_the_nearest_completion_of_a_mounted_prompt_answers(revision: str, autojump_clock: MockClock) -> None:
+async def test_the_outermost_completion_of_a_mounted_prompt_answers(revision: str, autojump_clock: MockClock) -> None:
     log: list[Any] = []
     top, middle, _ = mounted(log)
     params = complete({"type": "ref/prompt", "name": "m_l_leaf_prompt"})
 
-    async def who() -> list[Any]:
+    async def values_and_middleware() -> list[Any]:
         log.clear()
         (value,) = (await wire.call("completion/complete", params))["completion"]["values"]
         return [value, *(each for each, step, *_ in log if step == "in")]
 
     async with connected(top.server, revision) as wire:
-        assert await who() == ["x by leaf", "top", "middle", "leaf"]
+        assert await values_and_middleware() == ["x by leaf", "top", "middle", "leaf"]
         middle.server.completion("l_leaf_prompt", "text")(lambda value: ["the middle's"])
-        assert await who() == ["the middle's", "top", "middle"]
+        assert await values_and_middleware() == ["the middle's", "top", "middle"]
         top.server.completion("m_l_leaf_prompt", "text")(lambda value: ["the top's"])
-        assert await who() == ["the top's", "top"]
+        assert await values_and_middleware() == ["the top's", "top"]
 
 
 @req("tool-03", "tool-04", "prm-03", "prm-04", "res-02", "res-20")
 @every_revision
-async def test_changes_of_a_mounted_server_reach_those_who_see_them(revision: str, autojump_clock: MockClock) -> None:
+async def test_changes_of_a_mounted_server_reach_clients_of_the_outer_one(
+    revision: str, autojump_clock: MockClock
+) -> None:
     top, _, leaf = mounted([])
     async with top.server.running(), connected(top.server, revision) as wire:
         await wire.subscribe(tools=True, prompts=True, resources=True, uris=["leaf://now", "leafs://x"])
@@ -530,7 +530,7 @@ async def test_changes_of_a_mounted_server_reach_those_who_see_them(revision: st
 
 
 @every_revision
-async def test_a_mounted_server_may_run_by_itself_as_well(revision: str, autojump_clock: MockClock) -> None:
+async def test_a_mounted_server_may_also_run_alone(revision: str, autojump_clock: MockClock) -> None:
     log: list[Any] = []
     top, _, leaf = mounted(log)
     async with connected(top.server, revision) as wire, connected(leaf.server, revision) as alone:
@@ -544,7 +544,7 @@ async def test_a_mounted_server_may_run_by_itself_as_well(revision: str, autojum
 
 
 @every_revision
-async def test_nothing_can_be_mounted_in_what_runs(revision: str, autojump_clock: MockClock) -> None:
+async def test_a_running_server_refuses_mounts(revision: str, autojump_clock: MockClock) -> None:
     top, middle, leaf = mounted([])
     other = part("other")
     async with connected(top.server, revision) as wire:
@@ -559,7 +559,7 @@ async def test_nothing_can_be_mounted_in_what_runs(revision: str, autojump_clock
 
 
 @every_revision
-async def test_a_clash_of_names_mounts_nothing(revision: str, autojump_clock: MockClock) -> None:
+async def test_a_clash_of_names_refuses_the_whole_mount(revision: str, autojump_clock: MockClock) -> None:
     top, middle, _ = mounted([])
     clashing = Server("clashing", lifespan=middle.lifespan)
     clashing.tool(name="fine")(lambda: "")
@@ -584,7 +584,7 @@ async def test_one_server_may_be_mounted_twice(revision: str, autojump_clock: Mo
     assert log == ["begins", "ends"]
 
 
-# Lifespans, and what connections share.
+# Lifespans, and the run that connections share.
 
 
 def counted(log: list[Any], value: Any = None) -> Callable[[Server], Any]:
@@ -600,7 +600,7 @@ def counted(log: list[Any], value: Any = None) -> Callable[[Server], Any]:
 
 
 @every_revision
-async def test_the_lifespan_is_entered_once_for_all_that_share_a_run(revision: str, autojump_clock: MockClock) -> None:
+async def test_the_connections_of_a_shared_run_have_one_lifespan(revision: str, autojump_clock: MockClock) -> None:
     log: list[Any] = []
     server = Server("shared", lifespan=counted(log, value := object()))
 
@@ -618,7 +618,9 @@ async def test_the_lifespan_is_entered_once_for_all_that_share_a_run(revision: s
 
 
 @every_revision
-async def test_without_a_shared_run_each_connection_has_its_own(revision: str, autojump_clock: MockClock) -> None:
+async def test_without_a_shared_run_each_connection_has_its_own_lifespan(
+    revision: str, autojump_clock: MockClock
+) -> None:
     log: list[Any] = []
     server = Server("private", lifespan=counted(log))
     server.tool(name="tell")(lambda: "")
@@ -633,9 +635,7 @@ async def test_without_a_shared_run_each_connection_has_its_own(revision: str, a
 
 
 @every_revision
-async def test_lifespans_begin_from_the_outside_and_end_from_the_inside_after_all_handlers(
-    revision: str, autojump_clock: MockClock
-) -> None:
+async def test_lifespans_end_from_the_inside_after_all_handlers(revision: str, autojump_clock: MockClock) -> None:
     log: list[Any] = []
     top, _, leaf = mounted(log)
 
@@ -674,7 +674,7 @@ def failing(when: str, error: BaseException) -> Callable[[Server], Any]:
 
 @pytest.mark.parametrize("when", ["enter", "exit"])
 @pytest.mark.parametrize("error", [Boom(), BaseExceptionGroup("", [Boom()]), KeyboardInterrupt(), SystemExit()])
-async def test_what_a_lifespan_raises_leaves_unchanged(
+async def test_the_exception_of_a_lifespan_is_raised_unchanged(
     when: str, error: BaseException, autojump_clock: MockClock
 ) -> None:
     server = Server("failing", lifespan=failing(when, error))
@@ -707,7 +707,9 @@ async def test_what_a_lifespan_raises_leaves_unchanged(
         SystemExit(),
     ],
 )
-async def test_what_the_block_of_a_run_raises_leaves_unchanged(error: BaseException, autojump_clock: MockClock) -> None:
+async def test_the_exception_of_the_block_of_a_run_is_raised_unchanged(
+    error: BaseException, autojump_clock: MockClock
+) -> None:
     cause = ValueError("the cause")
     server = part().server
     with pytest.raises(type(error)) as caught:  # noqa: PT012
@@ -731,7 +733,7 @@ async def with_a_nursery(server: Server) -> AsyncIterator[trio.Nursery]:
 @pytest.mark.parametrize(
     "error", [Boom(), BaseExceptionGroup("", [Boom(), KeyError()]), KeyboardInterrupt(), SystemExit()]
 )
-async def test_the_nurseries_of_lifespans_leave_it_unchanged_too(
+async def test_nurseries_of_lifespans_do_not_wrap_the_exception(
     error: BaseException, autojump_clock: MockClock
 ) -> None:
     server, inner = (Server(name, lifespan=with_a_nursery) for name in ("outer", "inner"))
@@ -742,7 +744,7 @@ async def test_the_nurseries_of_lifespans_leave_it_unchanged_too(
     assert caught.value is error
 
 
-async def test_what_else_fails_in_the_nursery_of_a_lifespan_makes_a_group(autojump_clock: MockClock) -> None:
+async def test_a_second_failure_in_the_nursery_of_a_lifespan_makes_a_group(autojump_clock: MockClock) -> None:
     async def fail() -> None:
         raise Boom
 
@@ -814,7 +816,7 @@ async def test_connections_end_with_the_run_that_they_share(revision: str, autoj
 @pytest.mark.contract
 @req("core-09")
 @every_revision
-async def test_connections_with_the_same_ids_never_cross(revision: str, autojump_clock: MockClock) -> None:
+async def test_connections_with_the_same_request_ids_do_not_interfere(revision: str, autojump_clock: MockClock) -> None:
     server = Server("crossing")
 
     @server.tool
@@ -839,7 +841,7 @@ async def test_connections_with_the_same_ids_never_cross(revision: str, autojump
         nursery.start_soon(call, two, "two", 1)
         await wait_all_tasks_blocked()
         third = await one.start("tools/call", {"name": "tell", "arguments": {"who": "x", "seconds": 9}}, id="two")
-        await two.cancel(third)  # there is none of this name
+        await two.cancel(third)  # this connection has no request with this id
         await one.cancel("none")
         await wait_all_tasks_blocked()
         assert server.statistics().running == 3
@@ -847,7 +849,7 @@ async def test_connections_with_the_same_ids_never_cross(revision: str, autojump
 
 
 @every_revision
-async def test_statistics_count_what_there_is(revision: str, autojump_clock: MockClock) -> None:
+async def test_statistics_count_connections_calls_and_listeners(revision: str, autojump_clock: MockClock) -> None:
 
     server = Server("counted", limits=Limits(calls=2))
     gate = trio.Event()

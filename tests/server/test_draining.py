@@ -1,4 +1,4 @@
-"""A server that ends in good order: nothing new, time for what runs, and an end for what takes longer."""
+"""A drain of a server: new requests are refused, running calls may finish until a deadline, and the rest is stopped."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ def work(seconds: float) -> dict[str, Any]:
 
 @pytest.mark.contract
 @every_revision
-async def test_nothing_new_is_taken_anywhere_and_what_runs_may_finish(revision: str, autojump_clock: MockClock) -> None:
+async def test_a_drain_refuses_new_requests_and_lets_calls_finish(revision: str, autojump_clock: MockClock) -> None:
     server = working()
     async with (
         server.running(),
@@ -63,7 +63,7 @@ async def test_nothing_new_is_taken_anywhere_and_what_runs_may_finish(revision: 
         assert server.statistics().connections == 0
         for wire, id in zip((busy, other), calls, strict=True):
             assert "result" in await wire.response(id)
-        # And it stays so for the rest of this run.
+        # New connections are refused for the rest of this run.
         async with connected(server, revision, opened=False) as late:
             await late.ended.wait()
 
@@ -71,7 +71,7 @@ async def test_nothing_new_is_taken_anywhere_and_what_runs_may_finish(revision: 
 @pytest.mark.contract(inside=(3,))
 @pytest.mark.parametrize("inside", [0, 3, 20])
 @every_revision
-async def test_the_time_counts_from_the_beginning_and_then_the_rest_is_told_and_stopped(
+async def test_calls_are_stopped_at_the_deadline_which_counts_from_the_start(
     revision: str, inside: int, autojump_clock: MockClock
 ) -> None:
     server = working()
@@ -92,8 +92,8 @@ async def test_the_time_counts_from_the_beginning_and_then_the_rest_is_told_and_
         assert (now.connections, now.running) == (0, 0)
 
 
-async def test_a_run_of_its_own_ends_with_its_lifespan(autojump_clock: MockClock) -> None:
-    """Other than by a cancellation the lifespan may take its time for the end."""
+async def test_a_drain_waits_for_the_lifespan_of_a_connection(autojump_clock: MockClock) -> None:
+    """A drain is no cancellation: the lifespan has time to end."""
     ended = []
 
     @contextlib.asynccontextmanager
@@ -112,7 +112,7 @@ async def test_a_run_of_its_own_ends_with_its_lifespan(autojump_clock: MockClock
     assert ended == [60]
 
 
-async def test_the_lifespan_of_a_run_that_ends_is_waited_for_and_not_cut_short(autojump_clock: MockClock) -> None:
+async def test_a_drain_waits_for_the_lifespan_of_an_http_server(autojump_clock: MockClock) -> None:
     ended = []
 
     @contextlib.asynccontextmanager
@@ -132,7 +132,7 @@ async def test_the_lifespan_of_a_run_that_ends_is_waited_for_and_not_cut_short(a
     assert ended == [3]
 
 
-async def test_what_runs_for_ever_is_waited_for_if_that_is_said(autojump_clock: MockClock) -> None:
+async def test_a_drain_with_an_infinite_deadline_waits_for_all_calls(autojump_clock: MockClock) -> None:
     server = working()
     async with connected(server, LATEST) as wire:
         await wire.start("tools/call", work(10_000))
@@ -149,7 +149,7 @@ async def test_a_server_that_does_not_run_is_drained_at_once(autojump_clock: Moc
 
 
 @pytest.mark.parametrize("end", ["cancelled", "raises"])
-async def test_a_block_that_does_not_end_well_stops_everything_at_once(end: str, autojump_clock: MockClock) -> None:
+async def test_a_failure_in_the_block_of_a_drain_stops_all_calls_at_once(end: str, autojump_clock: MockClock) -> None:
     server, error = working(), ValueError("mine")
 
     async def drain() -> None:
@@ -174,9 +174,7 @@ async def test_a_block_that_does_not_end_well_stops_everything_at_once(end: str,
 
 
 @modern
-async def test_who_waits_for_an_answer_is_waited_for_by_its_connection_and_then_given_up(
-    revision: str, autojump_clock: MockClock
-) -> None:
+async def test_a_drain_waits_for_parked_calls_until_the_deadline(revision: str, autojump_clock: MockClock) -> None:
     server = working()
     async with server.running(), connected(server, revision) as wire:
         asked = await wire.call("tools/call", {"name": "asks"}, rounds=False)
@@ -193,7 +191,7 @@ async def test_who_waits_for_an_answer_is_waited_for_by_its_connection_and_then_
         assert (trio.current_time(), server.statistics().parked) == (10, 0)
 
 
-async def test_a_client_that_leaves_meanwhile_is_not_waited_for(autojump_clock: MockClock) -> None:
+async def test_a_drain_does_not_wait_for_a_client_that_has_disconnected(autojump_clock: MockClock) -> None:
     server = working()
     async with server.running():
         async with connected(server, LATEST) as wire, trio.open_nursery() as nursery:
@@ -211,7 +209,7 @@ async def drained(server: Server, seconds: float) -> None:
         pass
 
 
-async def test_two_may_drain_it_and_the_first_deadline_counts(autojump_clock: MockClock) -> None:
+async def test_the_first_deadline_of_two_drains_counts(autojump_clock: MockClock) -> None:
     server = working()
     async with server.running(), connected(server, LATEST) as wire:
         await wire.start("tools/call", work(100))
@@ -225,12 +223,12 @@ async def test_two_may_drain_it_and_the_first_deadline_counts(autojump_clock: Mo
 async def test_a_server_that_was_drained_may_run_again(autojump_clock: MockClock) -> None:
     server = working()
     async with server.draining(5), server.running(), connected(server, LATEST, opened=False) as late:
-        await late.ended.wait()  # but not before that has ended
+        await late.ended.wait()  # the server does not serve before the end of the drain
     async with connected(server, LATEST) as wire:
         assert await wire.call("tools/call", work(1))
 
 
-async def test_a_mounted_server_drains_what_is_its_own_and_not_what_it_takes_part_in(autojump_clock: MockClock) -> None:
+async def test_a_mounted_server_drains_only_its_own_connections(autojump_clock: MockClock) -> None:
     inner, outer = working(), Server("outer")
     outer.mount(inner, prefix="inner_")
     async with connected(outer, LATEST) as above, connected(inner, LATEST) as alone:
@@ -241,7 +239,7 @@ async def test_a_mounted_server_drains_what_is_its_own_and_not_what_it_takes_par
 
 
 @pytest.mark.parametrize("seconds", [-1, math.nan, "5", None, True])
-async def test_seconds_are_seconds(seconds: Any, autojump_clock: MockClock) -> None:
+async def test_invalid_seconds_are_refused(seconds: Any, autojump_clock: MockClock) -> None:
     server = working()
     async with connected(server, LATEST) as wire:
         with pytest.raises(UsageError, match="seconds, 0 or more"):
@@ -250,7 +248,7 @@ async def test_seconds_are_seconds(seconds: Any, autojump_clock: MockClock) -> N
 
 
 async def test_a_drain_ends_a_connection_of_any_kind(autojump_clock: MockClock) -> None:
-    """A transport of somebody else's takes part in the run, and counts its clients."""
+    """An endpoint of another transport joins the run, and counts its own clients."""
     heard = []
 
     class Endpoint:
@@ -269,14 +267,14 @@ async def test_a_drain_ends_a_connection_of_any_kind(autojump_clock: MockClock) 
         run.connections[Endpoint()] = None
         assert server.statistics().connections == 7
         async with server.draining(10):
-            assert run.draining  # from the beginning
+            assert run.draining  # from the start of the block
             await wait_all_tasks_blocked()
             assert heard == ["drain"]
         assert trio.current_time() == 3
-    assert heard == ["drain", "stop", "stop"]  # also with what had ended, and with the run
+    assert heard == ["drain", "stop", "stop"]  # one `stop` is for the drain, one is for the end of the run
 
 
-async def test_a_stream_that_is_served_while_the_server_drains_is_closed_at_once(autojump_clock: MockClock) -> None:
+async def test_a_stream_that_is_served_during_a_drain_is_closed_at_once(autojump_clock: MockClock) -> None:
     ours, theirs = unlimited_pipe()
     server = working()
     async with server.draining(10):
@@ -285,7 +283,7 @@ async def test_a_stream_that_is_served_while_the_server_drains_is_closed_at_once
     assert trio.current_time() == 0
 
 
-async def test_what_a_connection_raises_while_it_drains_comes_out_where_it_is_served(autojump_clock: MockClock) -> None:
+async def test_the_error_of_a_draining_connection_is_raised_where_it_is_served(autojump_clock: MockClock) -> None:
     server = working()
 
     def tap(direction: str, data: bytes) -> None:

@@ -1,4 +1,4 @@
-"""What a server shows of itself: its lists, in pages, for each principal; and what it says it is."""
+"""Lists and information of a server: pages, filters for principals, cache hints, capabilities and server info."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ from trio_mcp.types import (
 Object = dict[str, Any]
 
 
-# The four lists: the member of the result, what names an item there, and how to add and remove the n-th of a kind.
+# The four lists: the member of the result, the key of a name, and methods to add and remove the n-th item.
 
 
 class List:
@@ -71,7 +71,7 @@ LISTS = [
         3,
     ),
 ]
-four = pytest.mark.parametrize("each", LISTS, ids=lambda each: each.member)
+each_list = pytest.mark.parametrize("each", LISTS, ids=lambda each: each.member)
 
 
 def filled(count: int, **options: Any) -> Server:
@@ -99,7 +99,7 @@ async def walk(wire: RawClient, each: List, meta: Object | None = None) -> list[
 @pytest.mark.contract(size=(2,))
 @req("page-02", "page-10", "page-11", "tool-25")
 @every_revision
-@four
+@each_list
 @pytest.mark.parametrize("size", [1, 2, 3, 6, 7, 8, None])
 async def test_every_list_comes_in_pages_of_any_size(
     size: int | None, each: List, revision: str, autojump_clock: MockClock
@@ -112,10 +112,8 @@ async def test_every_list_comes_in_pages_of_any_size(
 
 
 @every_revision
-@four
-async def test_pages_have_a_hundred_items_unless_it_is_said(
-    each: List, revision: str, autojump_clock: MockClock
-) -> None:
+@each_list
+async def test_pages_have_a_hundred_items_by_default(each: List, revision: str, autojump_clock: MockClock) -> None:
     async with connected(filled(101), revision) as wire:
         assert [len(page) for page in await walk(wire, each)] == [100, 1]
 
@@ -123,9 +121,9 @@ async def test_pages_have_a_hundred_items_unless_it_is_said(
 @pytest.mark.contract(cursor=("nonsense",))
 @req("page-03", "page-09")
 @every_revision
-@four
+@each_list
 @pytest.mark.parametrize("cursor", ["", "1", "nonsense", "YQ==.Yg==", "YQ==", 1, [], {}, True])
-async def test_a_cursor_that_was_never_given_is_refused(
+async def test_an_invalid_cursor_or_that_of_another_list_is_refused(
     cursor: Any, each: List, revision: str, autojump_clock: MockClock, caplog: pytest.LogCaptureFixture
 ) -> None:
     async with connected(filled(3, page_size=1), revision) as wire:
@@ -143,20 +141,20 @@ async def test_a_cursor_that_was_never_given_is_refused(
 
 
 @every_revision
-@four
-async def test_null_is_no_cursor(each: List, revision: str, autojump_clock: MockClock) -> None:
+@each_list
+async def test_a_null_cursor_means_the_first_page(each: List, revision: str, autojump_clock: MockClock) -> None:
     async with connected(filled(3, page_size=2), revision) as wire:
         assert len(each.names(await wire.call(each.method, {"cursor": None}))) == 2
 
 
 @req("page-02")
 @every_revision
-@four
-async def test_a_walk_goes_on_while_the_list_changes(each: List, revision: str, autojump_clock: MockClock) -> None:
+@each_list
+async def test_paging_continues_while_the_list_changes(each: List, revision: str, autojump_clock: MockClock) -> None:
     server = filled(5, page_size=2)
     async with connected(server, revision) as wire:
         first = await wire.call(each.method)
-        each.remove(server, 1)  # the last that was seen
+        each.remove(server, 1)  # the last item of the first page
         each.add(server, 7)
         second = await wire.call(each.method, {"cursor": first["nextCursor"]})
         assert each.names(second) == [each.name(2), each.name(3)]
@@ -171,8 +169,8 @@ async def test_a_walk_goes_on_while_the_list_changes(each: List, revision: str, 
 
 @req("tool-22", "tool-43", "prm-13", "prm-18", "res-14", "res-26")
 @every_revision
-@four
-async def test_a_list_may_be_empty_and_be_filled(each: List, revision: str, autojump_clock: MockClock) -> None:
+@each_list
+async def test_a_list_may_be_empty_and_filled_later(each: List, revision: str, autojump_clock: MockClock) -> None:
     server = Server("empty", capabilities=["tools", "prompts", "resources"])
     async with connected(server, revision) as wire:
         assert await walk(wire, each) == [[]]
@@ -184,8 +182,8 @@ async def test_a_list_may_be_empty_and_be_filled(each: List, revision: str, auto
 
 @req("tool-23", "prm-14", "res-15", "tool-25")
 @every_revision
-@four
-async def test_a_list_is_the_same_on_every_connection_whatever_was_asked_before(
+@each_list
+async def test_a_list_does_not_depend_on_the_connection_and_its_history(
     each: List, revision: str, autojump_clock: MockClock
 ) -> None:
     server = filled(5, page_size=2)
@@ -202,8 +200,8 @@ async def test_a_list_is_the_same_on_every_connection_whatever_was_asked_before(
 # For each principal.
 
 
-class Hiding:
-    """Everything of a kind is there twice: once for all, and once for Ada alone."""
+class FilteredServer:
+    """A server with two entries of each kind: one for all principals, and one for Ada only."""
 
     def __init__(self, **options: Any) -> None:
         self.server = server = Server("hiding", filter=self.filter, **options)
@@ -250,13 +248,13 @@ NAMED: dict[str, tuple[str, Callable[[str], Object]]] = {
 
 @req("tool-07", "tool-22", "tool-24", "prm-12", "prm-13", "prm-15", "res-11", "res-14", "res-16", "gen-01")
 @every_revision
-@four
+@each_list
 @pytest.mark.parametrize("size", [1, None])
-async def test_a_list_has_what_there_is_for_its_principal(
+async def test_a_list_has_the_items_of_the_principal(
     size: int | None, each: List, revision: str, autojump_clock: MockClock
 ) -> None:
     with principals_in_meta():
-        async with connected(Hiding(page_size=size).server, revision) as wire:
+        async with connected(FilteredServer(page_size=size).server, revision) as wire:
             for _ in range(2):
                 for principal, count in (("ada", 2), ("bob", 1), (None, 1)):
                     names = [name for page in await walk(wire, each, principal_meta(principal)) for name in page]
@@ -266,15 +264,15 @@ async def test_a_list_has_what_there_is_for_its_principal(
 
 @req("tool-07", "tool-31", "prm-08", "prm-12", "res-11", "cmpl-04", "cache-25", "gen-01")
 @every_revision
-@pytest.mark.parametrize("what", NAMED)
-async def test_what_is_hidden_cannot_be_told_from_what_is_not_there(
-    what: str, revision: str, autojump_clock: MockClock
+@pytest.mark.parametrize("kind", NAMED)
+async def test_a_hidden_entry_looks_like_one_that_does_not_exist(
+    kind: str, revision: str, autojump_clock: MockClock
 ) -> None:
-    method, params = NAMED[what]
+    method, params = NAMED[kind]
     public = CacheHints(60_000, "public")
-    hiding = Hiding(cache={each.method: public for each in LISTS})
+    hiding = FilteredServer(cache={each.method: public for each in LISTS})
     if method == "resources/subscribe" and revision == LATEST:
-        return  # there is no such request; see the next test
+        return  # this revision has no resources/subscribe; see the next test
 
     async def refused(name: str, principal: str | None) -> Object:
         error: Object = (await wire.exchange(method, params(name), meta=principal_meta(principal)))["error"]
@@ -285,7 +283,7 @@ async def test_what_is_hidden_cannot_be_told_from_what_is_not_there(
             for principal in ("bob", None):
                 assert await refused("adas", principal) == await refused("nobodys", principal)
             for name, principal in (("adas", "ada"), ("open", "ada"), ("open", "bob"), ("open", None)):
-                if what == "a completion of no argument":
+                if kind == "a completion of no argument":
                     assert "no argument" in (await refused(name, principal))["message"]
                 else:
                     await wire.call(method, params(name), meta=principal_meta(principal))
@@ -294,8 +292,8 @@ async def test_what_is_hidden_cannot_be_told_from_what_is_not_there(
 
 @req("sub-11", "res-11")
 @modern
-async def test_who_listens_is_told_only_of_what_there_is_for_them(revision: str, autojump_clock: MockClock) -> None:
-    hiding = Hiding()
+async def test_a_subscription_has_only_the_resources_of_its_principal(revision: str, autojump_clock: MockClock) -> None:
+    hiding = FilteredServer()
     uris = ["adas://now", "adass://x", "open://now", "opens://x", "nobodys://now"]
     with principals_in_meta():
         async with (
@@ -307,10 +305,8 @@ async def test_who_listens_is_told_only_of_what_there_is_for_them(revision: str,
 
 
 @modern
-async def test_a_filter_is_asked_no_more_often_than_there_may_be_subscriptions(
-    revision: str, autojump_clock: MockClock
-) -> None:
-    hiding = Hiding(limits=Limits(listener_changes=5))
+async def test_the_filter_is_called_at_most_once_for_each_allowed_uri(revision: str, autojump_clock: MockClock) -> None:
+    hiding = FilteredServer(limits=Limits(listener_changes=5))
     hidden = [f"adass://{number}" for number in range(5)]
     async with connected(hiding.server, revision) as wire:
         with pytest.raises(ErrorResponse, match="may ask for 5 changes"):
@@ -321,7 +317,9 @@ async def test_a_filter_is_asked_no_more_often_than_there_may_be_subscriptions(
 
 
 @every_revision
-async def test_where_nothing_is_filtered_a_resource_may_be_waited_for(revision: str, autojump_clock: MockClock) -> None:
+async def test_without_a_filter_a_client_may_subscribe_to_a_later_resource(
+    revision: str, autojump_clock: MockClock
+) -> None:
     server = filled(1)
     async with server.running(), connected(server, revision) as wire:
         assert "r://7" in (await wire.subscribe(uris=["r://7"])).agreed
@@ -331,7 +329,7 @@ async def test_where_nothing_is_filtered_a_resource_may_be_waited_for(revision: 
 
 
 @every_revision
-async def test_a_filter_that_fails_hides_nothing_and_shows_nothing(
+async def test_a_filter_that_raises_fails_the_request(
     revision: str, autojump_clock: MockClock, caplog: pytest.LogCaptureFixture
 ) -> None:
     def filter(principal: Any, item: Any) -> bool:
@@ -352,7 +350,7 @@ async def test_a_filter_that_fails_hides_nothing_and_shows_nothing(
     assert not any(b"hunter2" in line for line in wire.lines)
 
 
-# What a list says of its items.
+# Items.
 
 ICON = Icon("data:image/png;base64,iVBORw==", mime_type="image/png", sizes=["48x48"])
 ICON_JSON = {"src": "data:image/png;base64,iVBORw==", "mimeType": "image/png", "sizes": ["48x48"]}
@@ -366,22 +364,22 @@ def described() -> Server:
 
     @server.tool(annotations=ToolAnnotations(title="Hinted", read_only_hint=True), **common)
     def tool(number: int) -> list[int]:
-        """What it does."""
+        """It lists a number."""
         return [number]
 
     @server.prompt(**common)
     def prompt(text: str, tone: str = "dry") -> str:
-        """What it asks."""
+        """It asks a question."""
         return text
 
     @server.resource("r://one", mime_type="text/plain", size=3, annotations=ABOUT, **common)
     def resource() -> str:
-        """What it holds."""
+        """It holds a text."""
         return "one"
 
     @server.resource("t://{x}", mime_type="text/plain", annotations=ABOUT, **common)
     def template(x: str) -> str:
-        """What they hold."""
+        """They hold texts."""
         return x
 
     return server
@@ -404,22 +402,22 @@ def shown(each: List, revision: str) -> Object:
     items: dict[str, Object] = {
         "tools": {
             "name": "tool",
-            "description": "What it does.",
+            "description": "It lists a number.",
             "inputSchema": {**takes, "additionalProperties": False},
             **since(revision, "2025-03-26", annotations={"title": "Hinted", "readOnlyHint": True}),
-            # tool-36: only an object, before any schema could be one.
+            # tool-36: in older revisions, an output schema must be one of objects.
             **since(revision, "2025-06-18", outputSchema=numbers if revision == "2026-07-28" else boxed),
         },
         "prompts": {
             "name": "prompt",
-            "description": "What it asks.",
+            "description": "It asks a question.",
             "arguments": [{"name": "text", "required": True}, {"name": "tone", "required": False}],
         },
-        "resources": {"name": "resource", "uri": "r://one", "description": "What it holds.", "size": 3, **about},
+        "resources": {"name": "resource", "uri": "r://one", "description": "It holds a text.", "size": 3, **about},
         "resourceTemplates": {
             "name": "template",
             "uriTemplate": "t://{x}",
-            "description": "What they hold.",
+            "description": "They hold texts.",
             **about,
         },
     }
@@ -428,14 +426,14 @@ def shown(each: List, revision: str) -> Object:
 
 @req("tool-16", "tool-36", "tool-37", "res-22", "res-24", "res-25", "type-02", "type-06", "type-21")
 @every_revision
-@four
-async def test_an_item_is_described_as_the_revision_can(each: List, revision: str, autojump_clock: MockClock) -> None:
+@each_list
+async def test_an_item_has_the_members_of_its_revision(each: List, revision: str, autojump_clock: MockClock) -> None:
     async with connected(described(), revision) as wire:
         (item,) = (await wire.call(each.method))[each.member]
     assert item == shown(each, revision)
 
 
-# How long it holds.
+# Cache hints.
 
 _NO_HINTS = {"ttlMs": 0, "cacheScope": "private"}
 
@@ -446,9 +444,9 @@ def hints(result: Object) -> Object:
 
 @req("cache-01", "cache-09", "cache-18", "cache-23", "cache-24")
 @every_revision
-@four
+@each_list
 @pytest.mark.parametrize("given", [None, CacheHints(), CacheHints(60_000), CacheHints(5, "public")])
-async def test_a_list_says_how_long_it_holds_and_for_whom(
+async def test_a_list_has_its_cache_hints(
     given: CacheHints | None, each: List, revision: str, autojump_clock: MockClock
 ) -> None:
     server = filled(3, page_size=1, cache={} if given is None else {each.method: given})
@@ -466,7 +464,7 @@ async def test_a_list_says_how_long_it_holds_and_for_whom(
 
 @req("cache-20", "cache-23")
 @modern
-async def test_each_page_of_a_list_may_have_a_time_of_its_own(revision: str, autojump_clock: MockClock) -> None:
+async def test_each_page_of_a_list_may_have_its_own_time_to_live(revision: str, autojump_clock: MockClock) -> None:
     whole = CacheHints(60_000, "public")
 
     async def shorten(ctx: Context, request: Request, call_next: CallNext) -> Object:
@@ -483,7 +481,7 @@ async def test_each_page_of_a_list_may_have_a_time_of_its_own(revision: str, aut
 
 @req("cache-01", "cache-24", "cache-26")
 @every_revision
-async def test_a_resource_says_how_long_it_holds(revision: str, autojump_clock: MockClock) -> None:
+async def test_a_resource_has_its_cache_hints(revision: str, autojump_clock: MockClock) -> None:
     server = Server("cached")
     kept = CacheHints(60_000, "public")
     asks = ElicitUrl("Please sign in.", "https://example.com/sign-in")
@@ -517,7 +515,7 @@ async def test_a_resource_says_how_long_it_holds(revision: str, autojump_clock: 
         "r://plain": _NO_HINTS,
         "r://kept": kept.members(),
         "t://x": kept.members(),
-        "r://said": {"ttlMs": 7, "cacheScope": "private"},  # what the handler says goes before
+        "r://said": {"ttlMs": 7, "cacheScope": "private"},  # the hints of the handler come first
         "r://raw": {"ttlMs": 9, "cacheScope": "private"},
     }
     async with connected(server, revision) as wire:
@@ -532,10 +530,10 @@ async def test_a_resource_says_how_long_it_holds(revision: str, autojump_clock: 
             assert hints(asked) == {}
 
 
-# What a server says it is.
+# Capabilities and server info.
 
 KINDS: dict[str, tuple[Callable[[Server], Any], Object, list[tuple[str, Object]]]] = {
-    # What is added, what that declares, and what clients may do then.
+    # The entry, the capabilities that it declares, and the requests that clients may make then.
     "tools": (
         lambda server: LISTS[0].add(server, 1),
         {"tools": {"listChanged": True}},
@@ -570,7 +568,7 @@ KINDS: dict[str, tuple[Callable[[Server], Any], Object, list[tuple[str, Object]]
 )
 @every_revision
 @pytest.mark.parametrize("has", [(), *((kind,) for kind in KINDS), tuple(KINDS)], ids=lambda has: "+".join(has))
-async def test_a_server_declares_what_it_has_and_serves_what_it_declares(
+async def test_a_server_declares_and_serves_the_kinds_of_its_entries(
     has: tuple[str, ...], revision: str, autojump_clock: MockClock
 ) -> None:
     server = Server("declaring")
@@ -595,7 +593,7 @@ async def test_a_server_declares_what_it_has_and_serves_what_it_declares(
 
 @req("arch-01")
 @every_revision
-async def test_what_a_server_will_have_can_be_declared_from_the_start(revision: str, autojump_clock: MockClock) -> None:
+async def test_capabilities_can_be_declared_before_their_first_entry(revision: str, autojump_clock: MockClock) -> None:
     server = Server("later", capabilities=["tools", "completions"])
     async with connected(server, revision) as wire:
         declared = (await wire.about())["capabilities"]
@@ -609,7 +607,7 @@ async def test_what_a_server_will_have_can_be_declared_from_the_start(revision: 
 
 @req("arch-01")
 @every_revision
-async def test_what_there_ever_was_stays_declared(revision: str, autojump_clock: MockClock) -> None:
+async def test_the_capabilities_of_removed_entries_stay_declared(revision: str, autojump_clock: MockClock) -> None:
     server = filled(1)
     for each in LISTS:
         each.remove(server, 0)
@@ -619,7 +617,7 @@ async def test_what_there_ever_was_stays_declared(revision: str, autojump_clock:
 
 @req("arch-01")
 @every_revision
-async def test_who_asks_later_is_told_of_what_has_come_meanwhile(revision: str, autojump_clock: MockClock) -> None:
+async def test_a_later_client_gets_the_new_capabilities(revision: str, autojump_clock: MockClock) -> None:
     server = Server("growing")
     async with server.running(), connected(server, revision) as one:
         assert (await one.about())["capabilities"] == {"logging": {}}
@@ -634,7 +632,7 @@ async def test_who_asks_later_is_told_of_what_has_come_meanwhile(revision: str, 
 @pytest.mark.contract
 @req("life-03", "life-19", "ver-16", "meta-13", "type-06")
 @every_revision
-async def test_a_server_tells_what_it_is_as_the_revision_can(revision: str, autojump_clock: MockClock) -> None:
+async def test_the_server_info_has_the_members_of_its_revision(revision: str, autojump_clock: MockClock) -> None:
     server = Server(
         "named",
         version="1.2",
@@ -658,7 +656,7 @@ async def test_a_server_tells_what_it_is_as_the_revision_can(revision: str, auto
 
 
 @every_revision
-async def test_what_was_not_said_is_not_told(revision: str, autojump_clock: MockClock) -> None:
+async def test_the_server_info_has_no_unset_members(revision: str, autojump_clock: MockClock) -> None:
     async with connected(Server("plain"), revision) as wire:
         about = await wire.about()
     assert about["serverInfo"] == {"name": "plain", "version": "0"}
