@@ -136,7 +136,7 @@ EXCEPTIONS: Mapping[str, _Exception] = {
             "a_server_that_does_not_run_is_drained_at_once",
             "a_state_contains_only_the_necessary_data",
             "a_state_expires_by_the_wall_clock",
-            "a_stream_that_fails_to_close_leaves_nothing_behind",
+            "a_stream_that_fails_to_close_leaves_no_connection",
             "a_stream_that_is_served_during_a_drain_is_closed_at_once",
             "the_limits_of_parking_can_be_set",
             "the_number_of_parked_handlers_is_limited",

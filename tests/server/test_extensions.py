@@ -1,4 +1,4 @@
-"""Extensions of a server: its methods and notifications, filters, mounting, and calls that go on without a request."""
+"""Extensions of a server: methods, notifications, filters, mounting, and calls that continue without their request."""
 
 from __future__ import annotations
 
@@ -51,7 +51,7 @@ LATEST = "2026-07-28"
 
 
 def declaring(revision: str, *ids: str, **settings: Any) -> dict[str, Any]:
-    """What a client declares that has these extensions."""
+    """The capabilities of a client with these extensions."""
     place = "extensions" if revision == LATEST else "experimental"
     return {**CAPABILITIES[revision], place: dict.fromkeys(ids or (PING,), settings)}
 
@@ -165,9 +165,7 @@ async def test_a_fallback_serves_all_other_methods(revision: str, autojump_clock
 
 @req("ver-06")
 @every_revision
-async def test_an_extension_that_is_required_is_required_for_tools_too(
-    revision: str, autojump_clock: MockClock
-) -> None:
+async def test_a_required_extension_is_required_for_tools_too(revision: str, autojump_clock: MockClock) -> None:
     server = Server("strict")
     server.extension(PING, required=True)
 
@@ -184,7 +182,7 @@ async def test_an_extension_that_is_required_is_required_for_tools_too(
 
 
 @every_revision
-async def test_an_extension_may_come_while_the_server_runs(revision: str, autojump_clock: MockClock) -> None:
+async def test_an_extension_may_be_added_while_the_server_runs(revision: str, autojump_clock: MockClock) -> None:
     server = Server("growing")
     async with server.running(), connected(server, revision, capabilities=declaring(revision)) as wire:
         ext = server.extension(PING)
@@ -213,7 +211,7 @@ async def test_a_handler_notifies_on_the_stream_of_its_request(revision: str, au
 
 
 @legacy
-async def test_a_handler_asks_with_a_method_of_its_own(revision: str, autojump_clock: MockClock) -> None:
+async def test_a_handler_may_send_a_request_with_a_custom_method(revision: str, autojump_clock: MockClock) -> None:
     server = Server("asking")
 
     @server.tool
@@ -269,8 +267,8 @@ async def test_a_listed_notification_needs_the_declaration_of_the_client(
 # Notifications of the client.
 
 
-async def heard(wire: RawClient, method: str, params: JsonObject | None = None) -> None:
-    """Send a notification; a modern one carries the terms of the client."""
+async def send_notification(wire: RawClient, method: str, params: JsonObject | None = None) -> None:
+    """Send a notification.  In the modern revision, it has the terms of the client."""
     meta = {"_meta": wire._terms()} if wire.modern else {}
     await wire.notify(method, {**(params or {}), **meta})
     await wait_all_tasks_blocked()
@@ -295,10 +293,10 @@ async def test_a_notification_reaches_its_handler(
 
     caplog.set_level("INFO")
     async with connected(server, revision, capabilities=declaring(revision), check=False) as wire:
-        await heard(wire, "com.example/heard", {"n": 1})
-        await heard(wire, "com.example/heard", {"n": "wrong"})
-        await heard(wire, "com.example/unheard-of")
-        await heard(wire, "com.example/heard", {"n": 3})
+        await send_notification(wire, "com.example/heard", {"n": 1})
+        await send_notification(wire, "com.example/heard", {"n": "wrong"})
+        await send_notification(wire, "com.example/unheard-of")
+        await send_notification(wire, "com.example/heard", {"n": 3})
         assert got == [1, 3]
         assert server.statistics().running == 0
     assert "the notification com.example/heard was refused: com.example/heard: params/n" in caplog.text
@@ -321,7 +319,7 @@ async def test_the_handler_of_a_notification_ends_with_its_client(
             raise
 
     async with connected(server, revision) as wire:
-        await heard(wire, "com.example/heard")
+        await send_notification(wire, "com.example/heard")
         assert server.statistics().running == 1
         if ends == "input":
             await wire.close()
@@ -358,7 +356,7 @@ async def test_a_busy_server_drops_notifications(
 
 @req("rtype-02")
 @modern
-async def test_a_middleware_gives_a_result_of_the_extension_to_a_client_that_declares_it(
+async def test_middleware_may_return_a_result_type_of_a_declared_extension(
     revision: str, autojump_clock: MockClock, caplog: pytest.LogCaptureFixture
 ) -> None:
     server = Server("later")
@@ -423,7 +421,7 @@ async def test_methods_of_mounted_servers_are_served(revision: str, autojump_clo
 
 
 @modern
-async def test_a_method_comes_before_a_fallback_wherever_it_is(revision: str, autojump_clock: MockClock) -> None:
+async def test_a_method_of_a_mounted_server_comes_before_a_fallback(revision: str, autojump_clock: MockClock) -> None:
     outer, inner = Server("outer"), Server("inner")
 
     @outer.fallback
@@ -447,7 +445,7 @@ async def test_a_method_comes_before_a_fallback_wherever_it_is(revision: str, au
 # Registration.
 
 
-def test_what_cannot_be_registered_is_refused() -> None:
+def test_invalid_registrations_are_refused() -> None:
     server = pinging()
     for wrong, why in (
         (lambda: server.extension(PING), "this server has the extension com.example/ping already"),
@@ -466,7 +464,7 @@ def test_what_cannot_be_registered_is_refused() -> None:
     ):
         with pytest.raises(UsageError, match=why):
             wrong()
-    server.extension("com.example/d")  # what was refused has left nothing behind
+    server.extension("com.example/d")  # a refused registration leaves its name free
     server.method("com.example/e")(lambda: None)
     server.fallback(lambda ctx, method, params: {})
     with pytest.raises(UsageError, match="has a fallback already"):
@@ -501,7 +499,7 @@ class TasksModule(ModuleType):
 
 @req("task-05", "task-07", "task-08")
 @every_revision
-async def test_a_tool_says_whether_it_may_be_a_task(
+async def test_a_tool_declares_its_support_for_tasks(
     revision: str, autojump_clock: MockClock, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     tasks, server = TasksModule(), Server("tasks")
@@ -527,11 +525,11 @@ async def test_a_tool_says_whether_it_may_be_a_task(
     assert listed == {"plain": None, "never": None, "maybe": None, "always": None, "not": None} | has
 
 
-# Calls that go on without their request.
+# Detached calls, which continue without their request.
 
 
 class Host:
-    """A host that writes down what it gets."""
+    """A host that records its calls."""
 
     def __init__(self) -> None:
         self.got: list[tuple[str, Any]] = []
@@ -560,7 +558,7 @@ LATER: JsonObject = {"content": [{"type": "text", "text": "later"}]}
 
 
 class Detaching:
-    """A server with a tool that is detached: `host` gets what it says then, and `call` stops it."""
+    """A server with a tool that detaches its call.  `host` gets the later messages, and `call` cancels the call."""
 
     def __init__(self) -> None:
         self.host = Host()
@@ -592,7 +590,7 @@ class Detaching:
 
 @pytest.mark.contract
 @every_revision
-async def test_a_detached_call_is_answered_at_once_and_goes_on(revision: str, autojump_clock: MockClock) -> None:
+async def test_a_detached_call_is_answered_at_once_and_continues(revision: str, autojump_clock: MockClock) -> None:
     made = Detaching()
     async with made.server.running(), connected(made.server, revision) as wire:
         result = await wire.call("tools/call", {"name": "work", "arguments": {"how": "returns"}}, progress="p")
@@ -656,7 +654,7 @@ async def test_a_detached_call_asks_its_host(revision: str, autojump_clock: Mock
 
 
 @modern
-async def test_a_tool_may_ask_first_and_be_detached_afterwards(revision: str, autojump_clock: MockClock) -> None:
+async def test_a_tool_may_ask_before_it_is_detached(revision: str, autojump_clock: MockClock) -> None:
     server, host = Server("asking"), Host()
 
     @server.tool
@@ -773,7 +771,7 @@ async def test_an_extension_runs_beside_the_server_and_starts_calls(revision: st
 
 
 class Broken:
-    """A server whose extension fails after three seconds, and a handler that runs meanwhile."""
+    """A server with an extension that fails after three seconds, and a handler that runs meanwhile."""
 
     def __init__(self) -> None:
         self.server = Server("broken")
@@ -830,7 +828,7 @@ async def test_background_work_ends_with_the_handlers(revision: str, autojump_cl
             await trio.sleep(2)
             assert ended == []
         await trio.sleep(1)
-        assert ended == [begun + 2]  # also if the program goes on
+        assert ended == [begun + 2]  # also if the program continues
 
 
 # Filters.
@@ -841,7 +839,7 @@ async def agreed_to(ctx: Context, asked: Json, listener: Listener) -> Json:
 
 
 class Watched:
-    """A server whose extension has a filter."""
+    """A server with an extension that has a filter."""
 
     def __init__(self, **options: Any) -> None:
         self.listeners: list[Listener] = []
@@ -910,7 +908,7 @@ async def test_a_filter_that_the_extension_refuses_is_refused(revision: str, aut
 
 
 @modern
-async def test_a_listen_request_may_be_cancelled_while_the_extension_thinks(
+async def test_a_listen_request_may_be_cancelled_while_the_filter_runs(
     revision: str, autojump_clock: MockClock
 ) -> None:
     made = Watched()
@@ -979,7 +977,7 @@ async def test_a_listener_ends_with_a_subscription_that_does_not_begin(
 
 
 @legacy
-async def test_a_method_that_a_client_makes_up_is_one_short_line_of_the_log(
+async def test_an_invented_method_is_one_short_line_in_the_log(
     revision: str, caplog: pytest.LogCaptureFixture, autojump_clock: MockClock
 ) -> None:
     server, names = Server("other", limits=Limits(call_rate=2)), []

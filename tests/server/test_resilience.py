@@ -1,4 +1,4 @@
-"""What one call, one client or one stream does costs no other."""
+"""A failure of one call, one client or one stream affects no other."""
 
 from __future__ import annotations
 
@@ -18,27 +18,27 @@ from trio_mcp.server import serve_stream
 from trio_mcp.types import ImageContent
 
 
-class Speechless(ToolError):
+class ErrorWithoutContent(ToolError):
     def __init__(self) -> None:
-        pass  # so there is no content
+        pass  # without the base constructor, there is no content
 
 
-class Mute(RemoteProtocolError):
+class ErrorWithoutText(RemoteProtocolError):
     def __str__(self) -> str:
-        raise ValueError("no words")
+        raise ValueError("no text")
 
 
-class Lazy(list[Any]):
+class UnreadableList(list[Any]):
     def __iter__(self) -> Any:
         raise ValueError("the database has gone")
 
 
 FAILURES: dict[str, Callable[[], BaseException]] = {
     "content of the wrong type": lambda: ToolError([ImageContent("aGVsbG8=", "image/png")]),  # type: ignore[arg-type]
-    "an error without content": Speechless,
-    "an error without words": lambda: Mute("?"),
-    "data that cannot be read": lambda: RequestError(1, "x", Lazy([1])),
-    "content that cannot be read": lambda: ToolError(Lazy(["text"])),
+    "an error without content": ErrorWithoutContent,
+    "an error without text": lambda: ErrorWithoutText("?"),
+    "data that cannot be read": lambda: RequestError(1, "x", UnreadableList([1])),
+    "content that cannot be read": lambda: ToolError(UnreadableList(["text"])),
     "another loop's cancellation": asyncio.CancelledError,
     "the end of the process": lambda: SystemExit(3),
     "a group of several": lambda: BaseExceptionGroup("all", [asyncio.CancelledError(), ValueError()]),
@@ -48,7 +48,7 @@ FAILURES: dict[str, Callable[[], BaseException]] = {
 @pytest.mark.contract
 @every_revision
 @pytest.mark.parametrize("failure", FAILURES)
-async def test_no_failure_costs_more_than_its_call(revision: str, failure: str, autojump_clock: MockClock) -> None:
+async def test_a_failure_fails_only_its_own_call(revision: str, failure: str, autojump_clock: MockClock) -> None:
     server = Server("failing")
 
     @server.tool
@@ -66,7 +66,7 @@ async def test_no_failure_costs_more_than_its_call(revision: str, failure: str, 
         assert (await wire.call("tools/call", {"name": "work"}))["content"][0]["text"] == "done"
 
 
-async def test_an_error_of_a_filter_that_cannot_be_written_costs_one_request(autojump_clock: MockClock) -> None:
+async def test_a_filter_error_that_is_no_json_fails_only_its_request(autojump_clock: MockClock) -> None:
     def refuse(principal: Any, item: Any) -> bool:
         raise RequestError(1, "x", object())
 
@@ -80,7 +80,7 @@ async def test_an_error_of_a_filter_that_cannot_be_written_costs_one_request(aut
 
 @pytest.mark.contract
 @every_revision
-async def test_a_drain_takes_nothing_new_under_an_old_name(revision: str, autojump_clock: MockClock) -> None:
+async def test_a_drain_refuses_a_call_with_an_unknown_request_state(revision: str, autojump_clock: MockClock) -> None:
     server, drain, begun = Server("draining"), trio.Event(), []
 
     @server.tool
@@ -100,14 +100,14 @@ async def test_a_drain_takes_nothing_new_under_an_old_name(revision: str, autoju
 
 
 @legacy
-async def test_of_a_subscription_and_its_end_the_last_counts(revision: str, autojump_clock: MockClock) -> None:
+async def test_the_last_of_subscribe_and_unsubscribe_counts(revision: str, autojump_clock: MockClock) -> None:
     server = Server("noted")
     server.resource("notes://one")(lambda: "one")
     async with connected(server, revision) as wire:
         for _ in range(20):
             ids = [
-                await wire.start(f"resources/{what}", {"uri": "notes://one"})
-                for what in ("subscribe", "unsubscribe", "subscribe", "unsubscribe")
+                await wire.start(f"resources/{verb}", {"uri": "notes://one"})
+                for verb in ("subscribe", "unsubscribe", "subscribe", "unsubscribe")
             ]
             for id in ids:
                 await wire.response(id)
@@ -117,7 +117,7 @@ async def test_of_a_subscription_and_its_end_the_last_counts(revision: str, auto
 
 
 @pytest.mark.contract
-async def test_a_call_that_has_ended_says_nothing_for_one_with_the_same_id(autojump_clock: MockClock) -> None:
+async def test_an_ended_call_sends_no_message_for_a_later_one(autojump_clock: MockClock) -> None:
     server, old = Server("ids"), []
 
     @server.tool
@@ -143,7 +143,7 @@ async def test_a_call_that_has_ended_says_nothing_for_one_with_the_same_id(autoj
         assert not wire.noted("notifications/message")
 
 
-async def test_progress_rises_whether_or_not_anybody_hears_it(autojump_clock: MockClock) -> None:
+async def test_progress_must_rise_also_without_a_token(autojump_clock: MockClock) -> None:
     server, raised = Server("falling"), []
 
     @server.tool
@@ -161,7 +161,7 @@ async def test_progress_rises_whether_or_not_anybody_hears_it(autojump_clock: Mo
     assert len(raised) == 5
 
 
-async def test_a_stream_that_fails_to_close_leaves_nothing_behind(autojump_clock: MockClock) -> None:
+async def test_a_stream_that_fails_to_close_leaves_no_connection(autojump_clock: MockClock) -> None:
     class Stubborn(trio.abc.Stream):
         async def send_all(self, data: bytes | bytearray | memoryview) -> None: ...
 
@@ -182,10 +182,10 @@ async def test_a_stream_that_fails_to_close_leaves_nothing_behind(autojump_clock
         assert server.statistics().connections == 0
 
 
-async def test_a_question_that_cannot_be_written_leaves_nobody_waiting(autojump_clock: MockClock) -> None:
+async def test_a_question_that_is_no_json_leaves_no_parked_call(autojump_clock: MockClock) -> None:
     class Unreadable(ListRoots):
         def params(self, revision: Any) -> dict[str, Any]:
-            return {"rows": Lazy([1])}
+            return {"rows": UnreadableList([1])}
 
     server = Server("asking")
 
@@ -200,11 +200,11 @@ async def test_a_question_that_cannot_be_written_leaves_nobody_waiting(autojump_
 
 
 @every_revision
-async def test_progress_may_have_any_kind_of_float_also_while_the_client_does_not_read(
+async def test_progress_may_be_a_subclass_of_float_while_the_client_is_slow(
     revision: str, autojump_clock: MockClock
 ) -> None:
     class Float(float):
-        """As those of numpy."""
+        """Like the floats of numpy."""
 
     server = Server("floats", limits=Limits(outgoing=1))
 
