@@ -1,7 +1,7 @@
-"""No client takes from the others what all of them need: each resource has a share for each, and turns go round.
+"""Fair shares between clients: no client can use up a resource that all clients need, and calls take turns.
 
-A client is a principal, else an address.  Here most are principals, because streams in memory have no address; the rule
-does not know which it is.
+A client is a principal, or an address if it has no principal.  Most clients here are principals, because streams in
+memory have no address.  The rule is the same for both.
 """
 
 from __future__ import annotations
@@ -28,17 +28,17 @@ from trio_mcp.asgi import AsgiApp
 from trio_mcp.core import Role
 from trio_mcp.core.http import Headers
 from trio_mcp.server import Threads
-from trio_mcp.server.threads import _ThreadPlace  # only its two methods can meet in one tick
+from trio_mcp.server.threads import _ThreadPlace  # only its two methods can run in one tick of the loop
 
 OLD = "2025-11-25"
 LONG = b"x" * 200_000
 
 
-class Desk:
-    """A server whose tool waits until it is let go, and one that answers at once."""
+class ServerUnderTest:
+    """A server with tools that wait for an event, and tools that answer at once."""
 
     def __init__(self, *, threads: int = 40, **limits: Any) -> None:
-        self.server = Server("desk", limits=Limits(**limits), threads=threads)
+        self.server = Server("tested", limits=Limits(**limits), threads=threads)
         self.let_go = trio.Event()
         self.thread = threading.Event()
         self.working = 0
@@ -78,9 +78,9 @@ class Desk:
 
 
 @contextlib.asynccontextmanager
-async def shared(desk: Desk, *names: str, **options: Any) -> AsyncIterator[list[HttpClient]]:
+async def shared(tested: ServerUnderTest, *names: str, **options: Any) -> AsyncIterator[list[HttpClient]]:
     """A client for each of these principals."""
-    async with served(desk.server, authenticate=by_token, **options) as web, contextlib.AsyncExitStack() as stack:
+    async with served(tested.server, authenticate=by_token, **options) as web, contextlib.AsyncExitStack() as stack:
         webs = [
             HttpClient(web.connect, host=str(web.headers["Host"]), headers={"Authorization": f"Bearer {name}"})
             for name in names
@@ -90,8 +90,8 @@ async def shared(desk: Desk, *names: str, **options: Any) -> AsyncIterator[list[
         yield webs
 
 
-async def until(condition: Callable[[], bool]) -> None:
-    """Wait for what a thread does."""
+async def wait_until(condition: Callable[[], bool]) -> None:
+    """Wait until a thread has made the condition true."""
     with trio.fail_after(30):
         while not condition():
             await trio.lowlevel.checkpoint()
@@ -118,23 +118,23 @@ def head(web: HttpClient, size: int) -> bytes:
     return "\r\n".join(lines).encode()
 
 
-async def test_bodies_that_lack_their_last_byte_keep_nobody_else_from_sending(autojump_clock: MockClock) -> None:
-    desk = Desk(bytes_in_all=2_000_000)
-    async with shared(desk, "mallory", "ann") as (mallory, ann):
+async def test_incomplete_bodies_do_not_block_other_clients(autojump_clock: MockClock) -> None:
+    tested = ServerUnderTest(bytes_in_all=2_000_000)
+    async with shared(tested, "mallory", "ann") as (mallory, ann):
         links = [await mallory.link() for _ in range(16)]
         for link in links:
             await link.stream.send_all(head(mallory, 200_000) + LONG[1:])
             await wait_all_tasks_blocked()
         began = trio.current_time()
-        assert desk.held == 7 * 199_999  # three quarters, and no more
+        assert tested.held == 7 * 199_999  # three quarters, and no more
         assert b"503" in await links[-1].stream.receive_some()
         answer = await tool(ann, "echo", {"text": "x" * 300_000})
         assert answer.result["content"][0]["text"] == "300000 characters"
-        # And they are not held for long.
+        # Incomplete bodies are not held for long.
         assert b"408" in await links[0].stream.receive_some()
         assert trio.current_time() - began <= 30
         await trio.sleep(1)
-        assert desk.held == 0
+        assert tested.held == 0
 
 
 async def websocket_of(web: HttpClient) -> trio.abc.Stream:
@@ -145,18 +145,18 @@ async def websocket_of(web: HttpClient) -> trio.abc.Stream:
     return stream
 
 
-async def test_messages_that_lack_their_end_keep_nobody_else_from_sending(autojump_clock: MockClock) -> None:
-    desk = Desk(bytes_in_all=2_000_000)
-    async with shared(desk, "mallory", "ann") as (mallory, ann):
+async def test_incomplete_websocket_messages_do_not_block_other_clients(autojump_clock: MockClock) -> None:
+    tested = ServerUnderTest(bytes_in_all=2_000_000)
+    async with shared(tested, "mallory", "ann") as (mallory, ann):
         streams = [await websocket_of(mallory) for _ in range(12)]
         for stream in streams:
             await stream.send_all(frame(Role.SERVER, TEXT, LONG, fin=False))
             await wait_all_tasks_blocked()
         began = trio.current_time()
-        assert desk.held == 7 * 200_000
+        assert tested.held == 7 * 200_000
         assert int.from_bytes((await streams[-1].receive_some())[2:4]) == 1013
         assert (await tool(ann, "echo", {"text": "x" * 300_000})).status == 200
-        # A ping is no progress of the message.
+        # A ping does not count as progress of the message.
         for _ in range(6):
             await trio.sleep(4)
             with contextlib.suppress(trio.BrokenResourceError):
@@ -167,12 +167,12 @@ async def test_messages_that_lack_their_end_keep_nobody_else_from_sending(autoju
         assert int.from_bytes(said[said.index(b"\x88") + 2 :][:2]) == 1008
         assert trio.current_time() - began <= 31
         await trio.sleep(20)
-        assert desk.held == 0
+        assert tested.held == 0
 
 
-async def test_a_line_that_lacks_its_end_is_bounded_in_time_on_a_socket() -> None:
-    """A pipe belongs to the program that has started the server, which may be as slow as it likes."""
-    server = Desk(body_seconds=0.05).server
+async def test_an_incomplete_line_on_a_socket_has_a_time_limit() -> None:
+    """A pipe has no such limit: it belongs to the program that has started the server, which may be slow."""
+    server = ServerUnderTest(body_seconds=0.05).server
     listeners = await trio.open_tcp_listeners(0, host="127.0.0.1")
     from trio_mcp import serve_stream
 
@@ -194,22 +194,22 @@ async def test_a_line_that_lacks_its_end_is_bounded_in_time_on_a_socket() -> Non
 # Sessions.
 
 
-async def test_sessions_of_one_client_end_none_of_another(autojump_clock: MockClock) -> None:
-    desk = Desk(sessions=8)
-    async with shared(desk, "mallory", "ann", "bob") as (mallory, ann, bob):
+async def test_sessions_of_one_client_do_not_end_those_of_another(autojump_clock: MockClock) -> None:
+    tested = ServerUnderTest(sessions=8)
+    async with shared(tested, "mallory", "ann", "bob") as (mallory, ann, bob):
         hers = await ann.initialize(OLD)
         opened = [await mallory.initialize(OLD) for _ in range(30)]
         assert (await tool(ann, "echo", session=hers)).status == 200
-        assert (await tool(mallory, "echo", session=opened[0])).status == 404  # its own have made room
+        assert (await tool(mallory, "echo", session=opened[0])).status == 404  # its own oldest sessions have made room
         assert (await tool(mallory, "echo", session=opened[-1])).status == 200
         his = await bob.initialize(OLD)
         assert (await tool(bob, "echo", session=his)).status == 200
-        assert desk.server.statistics().connections == 7
+        assert tested.server.statistics().connections == 7
 
 
-async def test_sessions_in_use_are_a_share_too(autojump_clock: MockClock) -> None:
-    desk = Desk(sessions=8)
-    async with shared(desk, "mallory", "ann") as (mallory, ann):
+async def test_sessions_in_use_are_limited_to_a_share(autojump_clock: MockClock) -> None:
+    tested = ServerUnderTest(sessions=8)
+    async with shared(tested, "mallory", "ann") as (mallory, ann):
         for _ in range(6):
             session = await mallory.initialize(OLD)
             await mallory.open(session=session)
@@ -225,9 +225,9 @@ OPENING = {"capabilities": {}, "clientInfo": {"name": "client", "version": "1"}}
 # Calls.
 
 
-async def test_calls_of_one_client_leave_places_for_others(autojump_clock: MockClock) -> None:
-    desk = Desk(calls_in_all=8)
-    async with shared(desk, "mallory", "ann") as (mallory, ann), trio.open_nursery() as nursery:
+async def test_calls_of_one_client_leave_room_for_others(autojump_clock: MockClock) -> None:
+    tested = ServerUnderTest(calls_in_all=8)
+    async with shared(tested, "mallory", "ann") as (mallory, ann), trio.open_nursery() as nursery:
         answers: list[Answer] = []
 
         async def flood() -> None:
@@ -236,21 +236,21 @@ async def test_calls_of_one_client_leave_places_for_others(autojump_clock: MockC
         for _ in range(20):
             nursery.start_soon(flood)
         await wait_all_tasks_blocked()
-        now = desk.server.statistics()
+        now = tested.server.statistics()
         assert (now.running, len(answers)) == (6, 14)
         assert all("Limits.calls_in_all" in why(answer) for answer in answers)
         assert (await tool(ann, "echo")).status == 200
-        # When the client has fewer, it may call again.
-        desk.let_go.set()
+        # When some of its calls have ended, the client may call again.
+        tested.let_go.set()
         await wait_all_tasks_blocked()
         assert (await tool(mallory, "echo")).status == 200
-        assert desk.working == 6
+        assert tested.working == 6
         nursery.cancel_scope.cancel()
 
 
-async def test_calls_of_many_websockets_leave_places_for_others(autojump_clock: MockClock) -> None:
-    desk = Desk(calls_in_all=20)
-    async with shared(desk, "mallory", "ann") as (mallory, ann):
+async def test_calls_of_many_websockets_leave_room_for_others(autojump_clock: MockClock) -> None:
+    tested = ServerUnderTest(calls_in_all=20)
+    async with shared(tested, "mallory", "ann") as (mallory, ann):
         meta = {"io.modelcontextprotocol/protocolVersion": LATEST, "io.modelcontextprotocol/clientCapabilities": {}}
         for _ in range(4):
             stream = await websocket_of(mallory)
@@ -259,35 +259,35 @@ async def test_calls_of_many_websockets_leave_places_for_others(autojump_clock: 
                 text = json.dumps({"jsonrpc": "2.0", "id": id, "method": "tools/call", "params": params})
                 await stream.send_all(frame(Role.SERVER, TEXT, text.encode()))
         await wait_all_tasks_blocked()
-        assert desk.server.statistics().running == 15
+        assert tested.server.statistics().running == 15
         assert (await tool(ann, "echo")).status == 200
 
 
-async def test_threads_that_were_abandoned_are_missed_by_their_own_client_only() -> None:
-    desk = Desk(threads=4)
+async def test_abandoned_threads_count_for_their_own_client_only() -> None:
+    tested = ServerUnderTest(threads=4)
     try:
-        async with shared(desk, "mallory", "ann") as (mallory, ann):
+        async with shared(tested, "mallory", "ann") as (mallory, ann):
             async with trio.open_nursery() as nursery:
                 for _ in range(40):
                     nursery.start_soon(tool, mallory, "block")
-                await until(lambda: desk.working == 3)
+                await wait_until(lambda: tested.working == 3)
                 nursery.cancel_scope.cancel()
             await mallory.aclose()
             with trio.fail_after(30):
                 answer = await tool(ann, "quick")
                 assert answer.result["content"][0]["text"] == "quick"
-            assert desk.working == 3
+            assert tested.working == 3
     finally:
-        desk.thread.set()
+        tested.thread.set()
 
 
-async def test_a_thread_that_waits_gets_its_turn_and_one_that_was_cancelled_none() -> None:
-    desk = Desk(threads=2)
+async def test_a_waiting_call_gets_its_thread_and_a_cancelled_one_does_not() -> None:
+    tested = ServerUnderTest(threads=2)
     try:
-        async with shared(desk, "ann") as (ann,), trio.open_nursery() as nursery:
+        async with shared(tested, "ann") as (ann,), trio.open_nursery() as nursery:
             with trio.CancelScope() as given_up:
                 nursery.start_soon(tool, ann, "block")
-                await until(lambda: desk.working == 1)
+                await wait_until(lambda: tested.working == 1)
                 given_up.cancel()
             with trio.move_on_after(0.05):
                 await tool(ann, "quick")
@@ -300,13 +300,13 @@ async def test_a_thread_that_waits_gets_its_turn_and_one_that_was_cancelled_none
             nursery.start_soon(quick)
             await trio.sleep(0.05)
             assert not done
-            desk.thread.set()
-            await until(lambda: bool(done))
+            tested.thread.set()
+            await wait_until(lambda: bool(done))
     finally:
-        desk.thread.set()
+        tested.thread.set()
 
 
-async def test_a_place_for_a_thread_that_comes_with_a_cancellation_goes_to_the_next_call() -> None:
+async def test_a_free_thread_passes_from_a_cancelled_call_to_the_next() -> None:
     threads, given_up = Threads(1), trio.CancelScope()
     held = _ThreadPlace(threads._places, threads._turns, "ann")
     await held.acquire_on_behalf_of(None)
@@ -325,15 +325,15 @@ async def test_a_place_for_a_thread_that_comes_with_a_cancellation_goes_to_the_n
                 nursery.start_soon(each)
                 await wait_all_tasks_blocked()
             given_up.cancel()
-            held.release_on_behalf_of(None)  # it is the turn of bob, whose task has not run since its cancellation
+            held.release_on_behalf_of(None)  # bob's turn, but bob's task has not run since its cancellation
     assert began == ["cid"]
 
 
 async def test_calls_of_clients_without_an_address_have_one_rate(autojump_clock: MockClock) -> None:
-    async with served(Desk(call_rate=2).server) as web:  # each request has an account of its own
+    async with served(ServerUnderTest(call_rate=2).server) as web:  # each request has its own account
         codes = [(await web.call("tools/list")).code for _ in range(3)]
         assert codes == [None, None, -32603]
-        session = await web.initialize(OLD)  # as a stream, it has a rate of its own
+        session = await web.initialize(OLD)  # like a stream, a session has its own rate
         codes = [(await web.call("tools/list", session=session)).code for _ in range(3)]
         assert codes == [None, None, -32603]
 
@@ -349,11 +349,11 @@ def listening_to(web: HttpClient, *uris: str) -> Any:
     ("limits", "name", "length"),
     [({"subscriptions": 40}, "Limits.subscriptions", 1), ({"bytes_in_all": 40_000}, "Limits.bytes_in_all", 2000)],
 )
-async def test_subscriptions_are_shared_by_number_and_by_weight(
+async def test_subscriptions_are_shared_by_number_and_by_bytes(
     limits: dict[str, int], name: str, length: int, autojump_clock: MockClock
 ) -> None:
-    desk = Desk(**limits)
-    async with shared(desk, "mallory", "ann") as (mallory, ann):
+    tested = ServerUnderTest(**limits)
+    async with shared(tested, "mallory", "ann") as (mallory, ann):
         for number in range(40):
             stream = await mallory.open(listening_to(mallory, f"note://{number}{'x' * length}"))
             message = await stream.message()
@@ -361,16 +361,16 @@ async def test_subscriptions_are_shared_by_number_and_by_weight(
                 assert name in message["error"]["message"]
                 break
         else:
-            raise AssertionError("there was no bound")
+            raise AssertionError("there was no limit")
         stream = await ann.open(listening_to(ann, f"note://ann{'x' * length}"))
         assert (await stream.message())["method"] == "notifications/subscriptions/acknowledged"
     await wait_all_tasks_blocked()
-    assert desk.held == 0
+    assert tested.held == 0
 
 
-async def test_questions_that_clients_of_one_address_leave_open_are_shared(autojump_clock: MockClock) -> None:
-    desk = Desk(parked=8)
-    app = AsgiApp(desk.server, allowed_hosts=["127.0.0.1"])
+async def test_open_questions_of_clients_at_one_address_are_limited_to_a_share(autojump_clock: MockClock) -> None:
+    tested = ServerUnderTest(parked=8)
+    app = AsgiApp(tested.server, allowed_hosts=["127.0.0.1"])
 
     async def asked(address: str) -> str:
         message = HttpClient(None).request("tools/call", {"name": "ask"}, capabilities={"elicitation": {}})  # type: ignore[arg-type]
@@ -391,9 +391,9 @@ async def test_questions_that_clients_of_one_address_leave_open_are_shared(autoj
 # Connections.
 
 
-async def test_an_idle_connection_makes_room_for_a_newcomer(autojump_clock: MockClock) -> None:
-    desk = Desk(connections=8)
-    async with shared(desk, "mallory", "ann") as (mallory, ann):
+async def test_an_idle_connection_is_closed_for_a_new_client(autojump_clock: MockClock) -> None:
+    tested = ServerUnderTest(connections=8)
+    async with shared(tested, "mallory", "ann") as (mallory, ann):
         silent = [await mallory.link() for _ in range(8)]
         for link in silent[:4]:
             await link.ask("GET", "/nowhere", {"Host": "localhost"})
@@ -408,13 +408,13 @@ async def test_an_idle_connection_makes_room_for_a_newcomer(autojump_clock: Mock
             with trio.move_on_after(0.001):
                 if not await link.stream.receive_some():
                     closed.append(number)
-        assert closed == [4]  # the one that was silent for longest
+        assert closed == [4]  # the connection that was silent for the longest time
 
 
-async def test_connections_that_are_at_work_are_a_share_of_their_address() -> None:
+async def test_busy_connections_are_limited_to_a_share_of_their_address() -> None:
     """Linux has a whole network of loopback addresses."""
-    desk = Desk(connections=8)
-    async with listening(desk.server) as web:
+    tested = ServerUnderTest(connections=8)
+    async with listening(tested.server) as web:
         port = int(str(web.headers["Host"]).rpartition(":")[2])
         mine = []
         for _ in range(8):
@@ -433,7 +433,7 @@ async def test_connections_that_are_at_work_are_a_share_of_their_address() -> No
 # Rates.
 
 
-async def test_a_guess_of_credentials_is_counted_before_anybody_is_asked(autojump_clock: MockClock) -> None:
+async def test_a_guess_of_credentials_is_counted_before_the_authentication(autojump_clock: MockClock) -> None:
     asked: list[str | None] = []
 
     async def authenticate(request: Any) -> str | None:
@@ -441,13 +441,13 @@ async def test_a_guess_of_credentials_is_counted_before_anybody_is_asked(autojum
         asked.append(token)
         return "ann" if token == "Bearer right" else None
 
-    desk = Desk(request_rate=5)
-    async with served(desk.server, authenticate=authenticate) as web:
+    tested = ServerUnderTest(request_rate=5)
+    async with served(tested.server, authenticate=authenticate) as web:
         statuses = [
             (await web.call("tools/list", headers={"Authorization": f"Bearer {guess}"})).status for guess in range(300)
         ]
         assert (statuses.count(401), statuses.count(429), len(asked)) == (5, 295, 5)
-        # Who has the right credentials pays as a principal, and not as one of those behind the address.
+        # A client with the right credentials is counted as a principal, not as a client of its address.
         await trio.sleep(60)
         right = {"Authorization": "Bearer right"}
         for _ in range(10):
@@ -469,38 +469,40 @@ CALLS = {
 @req("tool-07", "cmpl-02")
 @pytest.mark.parametrize("method", CALLS)
 @pytest.mark.parametrize("transport", ["stream", "http", "session", "websocket", "asgi"])
-async def test_calls_have_a_rate_on_every_transport(transport: str, method: str, autojump_clock: MockClock) -> None:
-    desk = Desk(call_rate=3)
+async def test_calls_have_a_rate_limit_on_each_transport(
+    transport: str, method: str, autojump_clock: MockClock
+) -> None:
+    tested = ServerUnderTest(call_rate=3)
 
-    @desk.server.completion("note://{name}", "name")
+    @tested.server.completion("note://{name}", "name")
     async def names(value: str) -> list[str]:
         return ["a"]
 
     async def one(call: Any) -> int | None:
-        """The code of the error, if it is one."""
+        """The code of the error, or None for a result."""
         try:
             answer = await call(method, CALLS[method])
         except ErrorResponse as error:
             return error.code if "Limits.call_rate" in str(error) else 0
         return answer.code if isinstance(answer, Answer) else None
 
-    async with calling(desk, transport) as call:
+    async with caller_on(tested, transport) as call:
         assert [await one(call) for _ in range(5)] == [None] * 3 + [-32603] * 2
         await trio.sleep(1 / 3 + 0.001)
         assert [await one(call) for _ in range(2)] == [None, -32603]
 
 
 @contextlib.asynccontextmanager
-async def calling(desk: Desk, transport: str) -> AsyncIterator[Any]:
-    """What makes one call by this transport."""
+async def caller_on(tested: ServerUnderTest, transport: str) -> AsyncIterator[Any]:
+    """A function that makes one call on this transport."""
     if transport in ("stream", "websocket"):
         from tests.http.ws import websocket
 
-        how = connected(desk.server, LATEST) if transport == "stream" else websocket(desk.server, LATEST)
+        how = connected(tested.server, LATEST) if transport == "stream" else websocket(tested.server, LATEST)
         async with how as wires:
             yield (wires[0] if isinstance(wires, tuple) else wires).call
     elif transport == "asgi":
-        app = AsgiApp(desk.server, allowed_hosts=["127.0.0.1"])
+        app = AsgiApp(tested.server, allowed_hosts=["127.0.0.1"])
 
         async def call(method: str, params: Any) -> Any:
             scope, events = posted(HttpClient(None).request(method, params))  # type: ignore[arg-type]
@@ -510,7 +512,7 @@ async def calling(desk: Desk, transport: str) -> AsyncIterator[Any]:
         async with app.running():
             yield call
     else:
-        async with shared(desk, "ann") as (web,):
+        async with shared(tested, "ann") as (web,):
             session = await web.initialize(OLD) if transport == "session" else None
 
             async def by_http(method: str, params: Any) -> Answer:
@@ -519,18 +521,18 @@ async def calling(desk: Desk, transport: str) -> AsyncIterator[Any]:
             yield by_http
 
 
-# Room among many that are in use.
+# Room among many sessions in use.
 
 
-@pytest.mark.parametrize("whose", ["its own", "of others"])
-async def test_sessions_in_use_hide_no_idle_one_that_can_make_room(whose: str, autojump_clock: MockClock) -> None:
-    desk = Desk(sessions=160 if whose == "its own" else 200)
-    async with shared(desk, "mallory", "ann") as (mallory, ann):
-        other = mallory if whose == "its own" else ann
+@pytest.mark.parametrize("owner", ["its own", "of others"])
+async def test_an_idle_session_is_found_among_many_sessions_in_use(owner: str, autojump_clock: MockClock) -> None:
+    tested = ServerUnderTest(sessions=160 if owner == "its own" else 200)
+    async with shared(tested, "mallory", "ann") as (mallory, ann):
+        other = mallory if owner == "its own" else ann
         for _ in range(105):
             session = await other.initialize(OLD)
-            if whose == "its own":
+            if owner == "its own":
                 await other.open(session=session)
-        for _ in range(60 if whose == "its own" else 90):
+        for _ in range(60 if owner == "its own" else 90):
             asked = await mallory.call("initialize", {**OPENING, "protocolVersion": OLD}, revision=OLD)
             assert asked.status == 200

@@ -1,4 +1,4 @@
-"""Mistakes of the first hour: each is an error of one line that says what to write."""
+"""Usual mistakes of beginners: each raises an error of one line that tells the correct code."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ async def log_calls(ctx: Any, request: Any, call_next: Any) -> Any:
     return await call_next()
 
 
-class OfTheSdk:
+class OtherSdk:
     class Context:
         __module__ = "mcp.server.fastmcp.server"
 
@@ -40,7 +40,7 @@ def context_without_hint(text: str, context) -> str:  # type: ignore[no-untyped-
     return text
 
 
-def context_of_another_package(text: str, ctx: OfTheSdk.Context) -> str:
+def context_of_another_package(text: str, ctx: OtherSdk.Context) -> str:
     return text
 
 
@@ -49,8 +49,8 @@ class Notes:
         self.server = Server("notes")
 
 
-def blocked() -> Any:
-    raise AssertionError("nothing is served")
+def refuse_to_run() -> Any:
+    raise AssertionError("the server must not run")
 
 
 SERVER: dict[str, tuple[Callable[[Server], object], str]] = {
@@ -190,7 +190,7 @@ SERVER: dict[str, tuple[Callable[[Server], object], str]] = {
 
 
 @pytest.mark.parametrize("mistake", SERVER)
-def test_a_mistake_with_a_server_is_an_error_that_says_what_to_write(mistake: str) -> None:
+def test_the_error_about_a_mistake_with_a_server_has_the_correct_code(mistake: str) -> None:
     make, message = SERVER[mistake]
     with pytest.raises((UsageError, TypeError, AttributeError)) as raised:
         make(Server("mine"))
@@ -206,18 +206,18 @@ def test_a_mistake_with_a_server_is_an_error_that_says_what_to_write(mistake: st
         ("session", "await ctx.sample(...), ctx.elicit(...) or ctx.roots()"),
     ],
 )
-async def test_a_name_that_the_context_has_elsewhere_is_named(name: str, write: str) -> None:
-    server, said = Server("mine"), []
+async def test_the_error_about_an_unknown_attribute_of_a_context_has_the_code(name: str, write: str) -> None:
+    server, expected_error = Server("mine"), []
 
     @server.tool
     async def act(ctx: Context) -> None:
         with pytest.raises(AttributeError) as raised:
             getattr(ctx, name)
-        said.append(str(raised.value))
+        expected_error.append(str(raised.value))
 
     async with open_client(server) as client:
         await client.call_tool("act")
-    assert said == [f"a Context has no {name!r}; write {write}"]
+    assert expected_error == [f"a Context has no {name!r}; write {write}"]
 
 
 def test_the_name_of_another_sdk_is_not_an_attribute() -> None:
@@ -234,27 +234,27 @@ def test_the_name_of_another_sdk_is_not_an_attribute() -> None:
 
 
 @pytest.mark.parametrize("options", [{}, {"timeout": 5}])
-def test_a_client_that_is_made_by_its_class_says_how_it_is_made(options: dict[str, Any]) -> None:
+def test_creating_a_client_by_its_class_is_refused_with_the_function(options: dict[str, Any]) -> None:
     with pytest.raises(TypeError, match=r"^create a Client with open_client: async with open_client"):
         Client("server.py", **options)
 
 
 @pytest.mark.parametrize(
-    ("name", "said"),
+    ("name", "expected_error"),
     [
         ("subscribe_resource",
          "a Client has no 'subscribe_resource'; write async with client.listen(resources=[uri]) as changes"),
         ("no_such", "'Client' object has no attribute 'no_such'"),
     ],
 )  # fmt: skip
-async def test_a_name_that_the_client_has_elsewhere_is_named(name: str, said: str) -> None:
+async def test_the_error_about_an_unknown_attribute_of_a_client_has_the_code(name: str, expected_error: str) -> None:
     async with open_client(Server("mine")) as client:
         with pytest.raises(AttributeError) as raised:
             getattr(client, name)
-    assert str(raised.value) == said
+    assert str(raised.value) == expected_error
 
 
-def test_fastmcp_is_called_server_here() -> None:
+def test_the_error_about_fastmcp_names_the_class_server() -> None:
     with pytest.raises(AttributeError, match=r"^trio_mcp has no 'FastMCP'; write from trio_mcp import Server$"):
         trio_mcp.FastMCP  # noqa: B018
 
@@ -296,7 +296,7 @@ async def test_call_next_passes_the_same_request_on(revision: str) -> None:
         ),
     ],
 )
-async def test_a_middleware_that_does_not_call_the_next_is_told_how(
+async def test_the_error_about_a_middleware_without_a_result_has_the_code(
     given: Any, message: str, caplog: pytest.LogCaptureFixture
 ) -> None:
     async def wrong(ctx: Context, request: Request, call_next: Any) -> Any:
@@ -316,7 +316,7 @@ def test_run_in_a_running_loop_of_asyncio_is_refused(monkeypatch: pytest.MonkeyP
     async def main() -> None:
         Server("mine").run()
 
-    monkeypatch.setattr(trio, "run", blocked)
+    monkeypatch.setattr(trio, "run", refuse_to_run)
     with pytest.raises(UsageError, match=r"an asyncio event loop runs in this thread; call server\.run"):
         asyncio.run(main())
 
@@ -328,7 +328,7 @@ async def test_run_in_trio_is_refused() -> None:
 
 # Targets.
 
-WANTED = 'a target must be a URL, a command such as ["python", "server.py"], a Server or a stream'
+EXPECTED = 'a target must be a URL, a command such as ["python", "server.py"], a Server or a stream'
 
 
 async def main() -> None: ...
@@ -339,8 +339,8 @@ def make_server() -> Server:
 
 
 TARGETS: dict[str, tuple[Any, str]] = {
-    "an empty command": ([], f"{WANTED}; got an empty list"),
-    "an empty string": ("", f"{WANTED}; got an empty string"),
+    "an empty command": ([], f"{EXPECTED}; got an empty list"),
+    "an empty string": ("", f"{EXPECTED}; got an empty string"),
     "a command in a string": (
         "python server.py",
         "a URL must begin with http://, https://, ws:// or wss://; "
@@ -348,23 +348,23 @@ TARGETS: dict[str, tuple[Any, str]] = {
     ),
     "a file": ("server.py", "a URL must begin with http://, https://, ws:// or wss://; a command must be a list"),
     "an address": ("localhost:3000", "a URL must begin with http://, https://, ws:// or wss://; a command"),
-    "a path": (pathlib.Path("server.py"), f'{WANTED}; got a path; write ["python", path]'),
-    "a coroutine function": (main, f"{WANTED}; got the function main; pass the Server that it returns"),
-    "a function": (make_server, f"{WANTED}; got the function make_server; pass the Server that it returns"),
-    "a class": (Server, f"{WANTED}; got the class Server; pass an object of it"),
-    "a module": (json, f"{WANTED}; got the module json; pass its Server, such as json.server"),
+    "a path": (pathlib.Path("server.py"), f'{EXPECTED}; got a path; write ["python", path]'),
+    "a coroutine function": (main, f"{EXPECTED}; got the function main; pass the Server that it returns"),
+    "a function": (make_server, f"{EXPECTED}; got the function make_server; pass the Server that it returns"),
+    "a class": (Server, f"{EXPECTED}; got the class Server; pass an object of it"),
+    "a module": (json, f"{EXPECTED}; got the module json; pass its Server, such as json.server"),
     "a configuration": (
         {"command": "python", "args": ["server.py"], "env": {"TOKEN": "secret"}},
-        f"{WANTED}; got a dict; for an entry of a configuration, write open_client([command, *args], env=env)",
+        f"{EXPECTED}; got a dict; for an entry of a configuration, write open_client([command, *args], env=env)",
     ),
-    "nothing": (None, f"{WANTED}; got NoneType"),
-    "a list in a list": ([["python", "server.py"]], f"{WANTED}; got a list of list"),
-    "a number": (["python", 3], f"{WANTED}; got a list of 'python' and int"),
+    "None": (None, f"{EXPECTED}; got NoneType"),
+    "a list in a list": ([["python", "server.py"]], f"{EXPECTED}; got a list of list"),
+    "a number": (["python", 3], f"{EXPECTED}; got a list of 'python' and int"),
 }
 
 
 @pytest.mark.parametrize("target", TARGETS)
-def test_a_target_that_is_none_is_an_error_that_says_what_to_write(target: str) -> None:
+def test_the_error_about_an_invalid_target_has_the_correct_form(target: str) -> None:
     given, message = TARGETS[target]
     with pytest.raises(UsageError) as raised:
         open_client(given)
@@ -373,9 +373,9 @@ def test_a_target_that_is_none_is_an_error_that_says_what_to_write(target: str) 
     assert "secret" not in str(raised.value)
 
 
-def test_a_coroutine_as_a_target_is_to_be_awaited() -> None:
+def test_a_coroutine_as_a_target_is_refused_with_the_advice_to_await_it() -> None:
     coroutine = main()
-    with pytest.raises(UsageError, match=re.escape(f"{WANTED}; got a coroutine; await it first")):
+    with pytest.raises(UsageError, match=re.escape(f"{EXPECTED}; got a coroutine; await it first")):
         open_client(coroutine)  # type: ignore[arg-type]
     coroutine.close()
 
@@ -398,7 +398,7 @@ def test_a_coroutine_as_a_target_is_to_be_awaited() -> None:
         ),
     ],
 )
-async def test_a_command_that_cannot_be_started_says_why(
+async def test_the_error_about_a_command_that_cannot_start_has_the_reason(
     command: list[str], message: str, tmp_path: pathlib.Path
 ) -> None:
     (tmp_path / "notes").mkdir()

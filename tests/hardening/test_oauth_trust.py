@@ -1,4 +1,4 @@
-"""A client that is told where to get its tokens, by servers that may be hostile; and what is kept of tokens."""
+"""Trust of an OAuth client in URLs that hostile servers may name, and storage of tokens and keys."""
 
 from __future__ import annotations
 
@@ -31,24 +31,24 @@ from trio_mcp.core.oauth import Replied, SendRequest
 from trio_mcp.errors import AuthorizationFailed, CannotVerify
 from trio_mcp.oauth import FileTokenStore, MemoryTokenStore
 
-# What servers say of credentials.
+# Credentials in the texts of servers.
 
-LONG = "eyJhbGciOiJFUzI1NiJ9"
+LONG_TOKEN = "eyJhbGciOiJFUzI1NiJ9"
 
 
 @pytest.mark.parametrize("url", [URL, URL.replace("http", "ws")])
 @pytest.mark.parametrize(
-    ("token", "words", "told"),
+    ("token", "words", "shown"),
     [
         ("no", "the access token is not accepted", "the access token is not accepted"),
         ("token", "the tokens are many, token. No token", "the tokens are many, [secret]. No [secret]"),
         ("a.b-c", "no a.b-c, and no xa.b-cx", "no [secret], and no xa.b-cx"),
-        # Nobody writes a long one by chance, whatever stands around it.
-        (LONG, f"n{LONG}, {LONG[:-1]}", f"n[secret], {LONG[:-1]}"),
+        # A long credential is replaced even inside a word, because it cannot occur there by chance.
+        (LONG_TOKEN, f"n{LONG_TOKEN}, {LONG_TOKEN[:-1]}", f"n[secret], {LONG_TOKEN[:-1]}"),
     ],
 )
-async def test_only_a_whole_credential_is_left_out_of_what_a_server_says(
-    url: str, token: str, words: str, told: str, autojump_clock: MockClock
+async def test_only_whole_credentials_are_removed_from_the_text_of_a_server(
+    url: str, token: str, words: str, shown: str, autojump_clock: MockClock
 ) -> None:
     async def handle(received: ReceivedRequest, out: ResponseWriter) -> None:
         await out.reply(403, words.encode(), kind="text/plain")
@@ -57,7 +57,7 @@ async def test_only_a_whole_credential_is_left_out_of_what_a_server_says(
         with tcp_connects_to(server.connect), pytest.raises(McpError) as failed:
             async with open_client(url, headers={"Authorization": f"Bearer {token}"}):
                 raise AssertionError("it was opened")
-    assert told in str(failed.value)
+    assert shown in str(failed.value)
 
 
 # The file of tokens.
@@ -66,7 +66,7 @@ SERVER = "https://mcp.example/mcp"
 ENTRY = {"form": 1}
 
 
-async def test_the_folder_is_on_the_disk_too_after_the_file_was_replaced(
+async def test_the_folder_is_synced_after_the_file_was_replaced(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     done: list[str] = []
@@ -86,7 +86,7 @@ async def test_the_folder_is_on_the_disk_too_after_the_file_was_replaced(
     assert done == ["file", "replaced", "folder"]
 
 
-async def test_a_lock_that_is_a_symbolic_link_is_refused_and_its_target_left_alone(tmp_path: Path) -> None:
+async def test_a_lock_that_is_a_symbolic_link_is_refused(tmp_path: Path) -> None:
     target = tmp_path / "elsewhere"
     (tmp_path / "tokens.json.lock").symlink_to(target)
     with pytest.raises(UsageError, match=r"tokens\.json\.lock must be a plain file, .* delete it"):
@@ -95,7 +95,7 @@ async def test_a_lock_that_is_a_symbolic_link_is_refused_and_its_target_left_alo
 
 
 @pytest.mark.parametrize("mode", [0o640, 0o604, 0o620, 0o666])
-async def test_a_file_of_tokens_that_others_can_read_is_refused_until_it_is_mended(tmp_path: Path, mode: int) -> None:
+async def test_a_file_of_tokens_with_access_for_others_is_refused(tmp_path: Path, mode: int) -> None:
     file = tmp_path / "tokens.json"
     store = FileTokenStore(file)
     await store.set(SERVER, ENTRY)
@@ -104,7 +104,7 @@ async def test_a_file_of_tokens_that_others_can_read_is_refused_until_it_is_mend
     for attempt in (store.get(SERVER), store.set(SERVER, None)):
         with pytest.raises(UsageError, match=rf"mode is 0{mode:o}.*chmod 600 '?{file}") as failed:
             await attempt
-        assert "allow access again" in str(failed.value)  # for somebody may have read it
+        assert "allow access again" in str(failed.value)  # another user may have read it
     assert file.read_bytes() == before
     file.chmod(0o600)
     assert await store.get(SERVER) == ENTRY
@@ -112,18 +112,18 @@ async def test_a_file_of_tokens_that_others_can_read_is_refused_until_it_is_mend
 
 # The keys of an issuer.
 
-DOWN = b"HTTP/1.1 503 X\r\nContent-Length: 0\r\n\r\n"
+UNAVAILABLE = b"HTTP/1.1 503 X\r\nContent-Length: 0\r\n\r\n"
 
 
 @pytest.mark.parametrize(("how", "seconds"), [({}, 3600), ({"max_age": 900.0}, 900), ({"max_age": math.inf}, 10**7)])
-async def test_a_withdrawn_key_is_not_good_for_ever_while_its_issuer_cannot_be_reached(
+async def test_a_withdrawn_key_expires_if_its_issuer_cannot_be_reached(
     how: dict[str, float], seconds: int, monkeypatch: pytest.MonkeyPatch, autojump_clock: MockClock
 ) -> None:
-    monkeypatch.setattr("time.time", lambda: NOW)  # the token is good all the time
+    monkeypatch.setattr("time.time", lambda: NOW)  # the token does not expire during the test
     async with issuing(public("ES256", "k")) as issuer:
         verify = verifier(**how)
         assert await verify(signed(kid="k")) is not None
-        issuer.reply = DOWN
+        issuer.reply = UNAVAILABLE
         await trio.sleep(seconds - 1)
         assert await verify(signed(kid="k")) is not None
         if seconds == 10**7:
@@ -136,7 +136,7 @@ async def test_a_withdrawn_key_is_not_good_for_ever_while_its_issuer_cannot_be_r
         assert await verify(signed(kid="k")) is None
 
 
-async def test_keys_that_nobody_needed_for_long_are_fetched_before_one_of_them_is_used(
+async def test_keys_without_recent_use_are_fetched_again_before_use(
     monkeypatch: pytest.MonkeyPatch, autojump_clock: MockClock
 ) -> None:
     monkeypatch.setattr("time.time", lambda: NOW)
@@ -149,12 +149,12 @@ async def test_keys_that_nobody_needed_for_long_are_fetched_before_one_of_them_i
 
 
 @pytest.mark.parametrize("seconds", [-1, 59.9, math.nan, "60"])
-def test_a_maximum_age_of_keys_leaves_time_to_fetch_them(seconds: object) -> None:
+def test_the_maximum_age_of_keys_has_a_minimum(seconds: object) -> None:
     with pytest.raises(UsageError, match="max_age"):
         verifier(max_age=seconds)
 
 
-# Where servers lead a client to.  Names and addresses are those of a net in memory; TLS is real.
+# URLs that servers name.  Names and addresses belong to a network in memory, and TLS is real.
 
 MCP, HONEST, HOSTILE = "mcp.example", "as.example", "evil.example"
 NAMES = [
@@ -167,7 +167,7 @@ PUBLIC, PRIVATE = "93.184.216.34", "10.0.0.7"
 
 @functools.cache
 def contexts() -> tuple[ssl.SSLContext, ssl.SSLContext]:
-    """That of a client, and that of every server."""
+    """The TLS context of the client, and the one of all servers."""
     authority, ours, theirs = (
         trustme.CA(),
         ssl.create_default_context(),
@@ -180,11 +180,11 @@ def contexts() -> tuple[ssl.SSLContext, ssl.SSLContext]:
 
 @attrs.define
 class Site:
-    """An MCP server that says of itself what it likes."""
+    """An MCP server with any metadata about itself."""
 
-    named: str | None = None  # in its challenge, where its metadata is
+    named: str | None = None  # the URL of its metadata in its challenge
     metadata: dict[str, Any] | None = None
-    own: AuthServer | None = None  # which it is itself, as in 2025-03-26
+    own: AuthServer | None = None  # its own authorization server, as in 2025-03-26
     trusts: list[AuthServer] = attrs.field(factory=list)
     origin: str = f"https://{MCP}"
 
@@ -205,8 +205,8 @@ class Site:
         return reply(200, {"jsonrpc": "2.0", "id": message["id"], "result": result}, Content_Type="application/json")
 
 
-class Placed(trio.abc.Stream):
-    """A connection to an address."""
+class AddressedStream(trio.abc.Stream):
+    """A connection that tells the address of its peer."""
 
     def __init__(self, stream: trio.abc.Stream, address: str, heard: list[bytes]) -> None:
         self._stream = stream
@@ -232,15 +232,19 @@ class Placed(trio.abc.Stream):
 
 
 @attrs.define
-class Net:
-    """`places` are hosts and their addresses, of which each connection gets the next; `heard` is what each was sent."""
+class FakeNetwork:
+    """A network in memory.
+
+    `places` has the addresses of each host, and each connection gets the next one.  `heard` has the bytes that were
+    sent to each host.
+    """
 
     nursery: trio.Nursery
     sites: dict[str, AuthSite] = attrs.field(factory=dict)
     places: dict[str, list[str]] = attrs.field(factory=dict)
     heard: dict[str, list[bytes]] = attrs.field(factory=dict)
     pages: list[str] = attrs.field(factory=list)
-    real: dict[str, Any] = attrs.field(factory=dict)  # what connects to these hosts
+    real: dict[str, Any] = attrs.field(factory=dict)  # functions that open real connections to these hosts
 
     def put(self, host: str, server: Any, *addresses: str) -> None:
         self.sites[host], self.places[host] = AuthSite(server), list(addresses or [PUBLIC])
@@ -254,14 +258,18 @@ class Net:
         if host in self.sites:
             secured = trio.SSLStream(theirs, contexts()[1], server_side=True, https_compatible=True)
             self.nursery.start_soon(self._serve, self.sites[host], secured)
-        return Placed(ours, addresses.pop(0) if len(addresses) > 1 else addresses[0], self.heard.setdefault(host, []))
+        return AddressedStream(
+            ours, addresses.pop(0) if len(addresses) > 1 else addresses[0], self.heard.setdefault(host, [])
+        )
 
     async def _serve(self, site: AuthSite, stream: trio.SSLStream[trio.abc.Stream]) -> None:
-        with contextlib.suppress(trio.BrokenResourceError):  # the client has judged where it is, and gone
+        with contextlib.suppress(
+            trio.BrokenResourceError
+        ):  # the client has checked the address, and closed the connection
             await site.answer(stream)
 
     async def visit(self, url: str) -> str:
-        """The user agrees to whatever the page asks."""
+        """The user accepts the request of the page."""
         self.pages.append(url)
         server: Any = self.sites[urlsplit(url).hostname or ""].server
         return f"{CALLBACK}?{getattr(server, 'own', server).browse(url)}"
@@ -281,9 +289,9 @@ class Net:
 
 
 @contextlib.asynccontextmanager
-async def net(site: Site, *addresses: str, host: str = MCP) -> AsyncIterator[Net]:
+async def fake_network(site: Site, *addresses: str, host: str = MCP) -> AsyncIterator[FakeNetwork]:
     async with trio.open_nursery() as nursery:
-        found = Net(nursery)
+        found = FakeNetwork(nursery)
         found.put(host, site, *addresses)
         with (
             mock.patch.object(trio, "open_tcp_stream", found.dial),
@@ -294,7 +302,7 @@ async def net(site: Site, *addresses: str, host: str = MCP) -> AsyncIterator[Net
         nursery.cancel_scope.cancel()
 
 
-def naming(*servers: AuthServer, host: str = MCP, issuer: str | None = None, **more: Any) -> Site:
+def site_with(*servers: AuthServer, host: str = MCP, issuer: str | None = None, **more: Any) -> Site:
     """An MCP server that names these authorization servers in its metadata."""
     issuers = [each.issuer for each in servers] if issuer is None else [issuer]
     metadata = {"resource": f"https://{host}/mcp", "authorization_servers": issuers}
@@ -306,8 +314,8 @@ def server_at(host: str, **settings: Any) -> AuthServer:
     return AuthServer(**{"issuer": issuer, "iss": issuer, **settings})
 
 
-# By what the URL says, and by where its name leads to.
-ELSEWHERE = {
+# URLs in private networks, by their host or by the address that their name resolves to.
+PRIVATE_URLS = {
     "https://10.0.0.7": "", "https://127.0.0.1:8443": "", "https://169.254.169.254": "", "https://[::1]": "",
     "https://[fd00::1]": "", "https://[fe80::1]": "", "https://[::ffff:10.0.0.7]": "", "https://[64:ff9b::a00:7]": "",
     "https://localhost": "", "https://printer.local": "", "https://inside.example": "10.0.0.7",
@@ -320,87 +328,89 @@ ELSEWHERE = {
 }  # fmt: skip
 
 
-@pytest.mark.parametrize("url", ELSEWHERE)
-async def test_an_authorization_server_in_another_network_than_the_mcp_server_is_not_asked(
+@pytest.mark.parametrize("url", PRIVATE_URLS)
+async def test_an_authorization_server_in_a_private_network_gets_no_request(
     url: str, autojump_clock: MockClock
 ) -> None:
     host = urlsplit(url).hostname or ""
-    async with net(naming(issuer=url)) as at:
-        at.places[host] = [ELSEWHERE[url] or host]
-        why = await at.refusal()
+    async with fake_network(site_with(issuer=url)) as network:
+        network.places[host] = [PRIVATE_URLS[url] or host]
+        why = await network.refusal()
         origin = "{0.scheme}://{0.netloc}".format(urlsplit(url))
         assert f"and the MCP server is not; trusted_origins=['{origin}'] allows it" in why
-        assert not at.heard.get(host)
+        assert not network.heard.get(host)
 
 
 @pytest.mark.parametrize("trusted", [False, True])
-async def test_plain_http_on_this_machine_is_for_servers_of_this_machine(
+async def test_plain_http_on_this_machine_needs_a_server_on_this_machine(
     trusted: bool, autojump_clock: MockClock
 ) -> None:
-    """What allows the scheme does not allow the place."""
+    """The option that allows the scheme does not allow the network."""
     url = "http://localhost:4000"
-    async with net(naming(issuer=url)) as at:
-        why = await at.refusal(http_on_loopback=True, trusted_origins=[url] if trusted else [])
+    async with fake_network(site_with(issuer=url)) as network:
+        why = await network.refusal(http_on_loopback=True, trusted_origins=[url] if trusted else [])
         assert ("which is on this machine, and the MCP server is not" in why) is not trusted
-        assert bool(at.heard.get("localhost")) is trusted  # and nobody answers there
+        assert bool(network.heard.get("localhost")) is trusted  # no server answers there
 
 
 @pytest.mark.parametrize("url", ["https://2130706433", "https://0x7f.1", "https://127.1", "https://%31%32%37.0.0.1"])
-async def test_an_address_in_disguise_is_no_url(url: str, autojump_clock: MockClock) -> None:
-    async with net(naming(issuer=url)) as at:
-        assert "is not an absolute URL" in await at.refusal()
-        assert at.heard.keys() == {MCP}
+async def test_an_obfuscated_address_is_not_a_url(url: str, autojump_clock: MockClock) -> None:
+    async with fake_network(site_with(issuer=url)) as network:
+        assert "is not an absolute URL" in await network.refusal()
+        assert network.heard.keys() == {MCP}
 
 
-NAMED = ["https://10.0.0.7/metadata", "https://localhost/metadata", "https://inside.example/metadata"]
+PRIVATE_METADATA = ["https://10.0.0.7/metadata", "https://localhost/metadata", "https://inside.example/metadata"]
 
 
-@pytest.mark.parametrize("url", NAMED)
+@pytest.mark.parametrize("url", PRIVATE_METADATA)
 @pytest.mark.parametrize("well_known", [True, False])
-async def test_metadata_in_another_network_is_not_asked_for_and_what_is_well_known_may_do(
+async def test_metadata_in_a_private_network_is_replaced_by_the_well_known_one(
     url: str, well_known: bool, autojump_clock: MockClock
 ) -> None:
     server = server_at(HONEST)
-    site = naming(server, named=url)
+    site = site_with(server, named=url)
     site.metadata = site.metadata if well_known else None
-    async with net(site) as at:
-        at.put(HONEST, server)
+    async with fake_network(site) as network:
+        network.put(HONEST, server)
         if well_known:
-            await at.call()
+            await network.call()
         else:
-            assert "trusted_origins=" in await at.refusal()
-        assert not at.heard.get(urlsplit(url).hostname or "")
+            assert "trusted_origins=" in await network.refusal()
+        assert not network.heard.get(urlsplit(url).hostname or "")
 
 
 @pytest.mark.parametrize(
     ("name", "url"),
     [
-        *((name, url) for name in ("token", "registration") for url in (*NAMED, "https://[::1]/x")),
-        # Where a name leads to, the browser finds out alone.
+        *((name, url) for name in ("token", "registration") for url in (*PRIVATE_METADATA, "https://[::1]/x")),
+        # The browser resolves a name by itself, so only addresses and local names can be checked.
         *(("authorization", url) for url in ("https://10.0.0.7/x", "https://localhost/x", "https://[::1]/x")),
     ],
 )
-async def test_an_endpoint_in_another_network_is_not_asked(name: str, url: str, autojump_clock: MockClock) -> None:
-    server = server_at(HONEST, metadata={f"{name}_endpoint": url})  # which promises iss
-    async with net(naming(server)) as at:
-        at.put(HONEST, server)
+async def test_an_endpoint_in_a_private_network_gets_no_request(name: str, url: str, autojump_clock: MockClock) -> None:
+    server = server_at(HONEST, metadata={f"{name}_endpoint": url})  # its metadata promises iss
+    async with fake_network(site_with(server)) as network:
+        network.put(HONEST, server)
         host = urlsplit(url).hostname or ""
-        assert f"and the MCP server is not; trusted_origins=['https://{urlsplit(url).netloc}']" in await at.refusal()
-        assert not at.heard.get(host)
-        assert not [page for page in at.pages if host in page]
+        assert (
+            f"and the MCP server is not; trusted_origins=['https://{urlsplit(url).netloc}']" in await network.refusal()
+        )
+        assert not network.heard.get(host)
+        assert not [page for page in network.pages if host in page]
 
 
-async def test_a_name_that_leads_elsewhere_from_one_connection_to_the_next_is_not_followed(
+async def test_a_name_that_later_resolves_to_a_private_address_is_refused(
     autojump_clock: MockClock,
 ) -> None:
     server = server_at(HONEST)
-    async with net(naming(server)) as at:
-        at.put(HONEST, server, PUBLIC, PRIVATE)  # its metadata is public
-        assert f"leads to '{PRIVATE}', which is on a private network" in await at.refusal()
+    async with fake_network(site_with(server)) as network:
+        network.put(HONEST, server, PUBLIC, PRIVATE)  # the metadata comes from the public address
+        assert f"leads to '{PRIVATE}', which is on a private network" in await network.refusal()
         assert [each.kind for each in server.asked] == ["metadata"]
 
 
-async def test_the_address_of_a_real_connection_is_judged_before_a_byte_is_sent() -> None:
+async def test_the_address_of_a_real_connection_is_checked_before_sending() -> None:
     heard: list[bytes] = []
     heard_all = trio.Event()
 
@@ -412,9 +422,9 @@ async def test_the_address_of_a_real_connection_is_judged_before_a_byte_is_sent(
     async with trio.open_nursery() as nursery:
         [listener] = await nursery.start(functools.partial(trio.serve_tcp, listen, 0, host="127.0.0.1"))
         port = listener.socket.getsockname()[1]
-        async with net(naming(issuer=f"https://inside.example:{port}")) as at:
-            at.real["inside.example"], at.places["inside.example"] = connect, ["127.0.0.1"]
-            assert "leads to '127.0.0.1', which is on this machine" in await at.refusal()
+        async with fake_network(site_with(issuer=f"https://inside.example:{port}")) as network:
+            network.real["inside.example"], network.places["inside.example"] = connect, ["127.0.0.1"]
+            assert "leads to '127.0.0.1', which is on this machine" in await network.refusal()
         await heard_all.wait()
         assert heard == []
         nursery.cancel_scope.cancel()
@@ -436,80 +446,80 @@ async def test_the_address_of_a_real_connection_is_judged_before_a_byte_is_sent(
         (PUBLIC, "10.0.0.6", {"trusted_origins": ["https://other.corp.example"]}, False),
     ],
 )
-async def test_what_is_in_the_network_of_the_mcp_server_may_be_followed_and_what_the_application_trusts(
+async def test_urls_in_the_network_of_the_server_or_in_trusted_origins_are_used(
     server_address: str, issuer_address: str, options: Any, may: bool, autojump_clock: MockClock
 ) -> None:
     server = server_at("as.corp.example")
-    async with net(naming(server, host="mcp.corp.example"), server_address, host="mcp.corp.example") as at:
-        at.put("as.corp.example", server, issuer_address)
+    async with fake_network(
+        site_with(server, host="mcp.corp.example"), server_address, host="mcp.corp.example"
+    ) as network:
+        network.put("as.corp.example", server, issuer_address)
         if may:
-            await at.call(host="mcp.corp.example", **options)
+            await network.call(host="mcp.corp.example", **options)
         else:
-            assert "trusted_origins=" in await at.refusal(host="mcp.corp.example", **options)
-            assert not at.heard["as.corp.example"]
+            assert "trusted_origins=" in await network.refusal(host="mcp.corp.example", **options)
+            assert not network.heard["as.corp.example"]
 
 
-async def test_a_later_process_renews_the_token_in_the_same_network_and_in_a_new_one(
+async def test_a_token_is_renewed_in_the_same_network_and_in_a_new_one(
     autojump_clock: MockClock,
 ) -> None:
-    """As of a laptop that is outside of its company's network, then inside, and outside again."""
+    """A laptop may be outside of its company's network, then inside, and outside again."""
     server = server_at("as.corp.example", expires_in=1)
     store = MemoryTokenStore()
     host = "mcp.corp.example"
-    async with net(naming(server, host=host), host=host) as at:
-        at.put("as.corp.example", server)
+    async with fake_network(site_with(server, host=host), host=host) as network:
+        network.put("as.corp.example", server)
         for address in (PUBLIC, PRIVATE, PRIVATE, PUBLIC):
-            at.places = {host: [address], "as.corp.example": [address]}
-            await at.call(at.auth(store=store), host=host)
-        assert len(at.pages) == 1
+            network.places = {host: [address], "as.corp.example": [address]}
+            await network.call(network.auth(store=store), host=host)
+        assert len(network.pages) == 1
         kinds = [each["grant_type"] for each in server.of("token")]
         assert kinds[0] == "authorization_code"
         assert {*kinds[1:]} == {"refresh_token"}
 
 
 @pytest.mark.parametrize("trusted", [False, True])
-async def test_a_hostile_server_cannot_have_the_code_of_another_redeemed_at_its_own_endpoint(
-    trusted: bool, autojump_clock: MockClock
-) -> None:
+async def test_a_hostile_server_cannot_get_the_code_of_another_server(trusted: bool, autojump_clock: MockClock) -> None:
     honest = server_at(HONEST, iss=None)
     hostile = server_at(
         HOSTILE, iss=None, metadata={
             "authorization_endpoint": f"https://{HONEST}/authorize", "registration_endpoint": f"https://{HONEST}/register",
         }
     )  # fmt: skip
-    async with net(naming(hostile)) as at:
-        at.put(HONEST, honest)
-        at.put(HOSTILE, hostile)
-        # That the application trusts the other server does not help this one.
+    async with fake_network(site_with(hostile)) as network:
+        network.put(HONEST, honest)
+        network.put(HOSTILE, hostile)
+        # The trust of the application in the other server does not extend to this one.
         options = {"trusted_origins": [f"https://{HONEST}"]} if trusted else {}
-        why = await at.refusal(**options)
+        why = await network.refusal(**options)
         assert "is at another origin, and its metadata does not promise iss" in why
         assert f"trusted_origins=['https://{HOSTILE}'] allows it" in why
-        assert (at.pages, honest.asked) == ([], [])
+        assert (network.pages, honest.asked) == ([], [])
         assert {each.kind for each in hostile.asked} == {"metadata"}
 
 
 @pytest.mark.parametrize("iss", [None, f"https://{HONEST}"])
-async def test_a_promise_of_iss_does_not_help_a_hostile_server(iss: str | None, autojump_clock: MockClock) -> None:
+async def test_a_hostile_server_gets_no_code_if_it_promises_iss(iss: str | None, autojump_clock: MockClock) -> None:
     honest = server_at(HONEST, iss=iss)
     endpoints = {f"{name}_endpoint": f"https://{HONEST}/{path}" for name, path in
                  (("authorization", "authorize"), ("registration", "register"))}  # fmt: skip
     hostile = server_at(HOSTILE, metadata=endpoints)
-    async with net(naming(hostile)) as at:
-        at.put(HONEST, honest)
-        at.put(HOSTILE, hostile)
-        assert "the answer may come from another server and was not used" in await at.refusal()
-        assert len(at.pages) == 1
+    async with fake_network(site_with(hostile)) as network:
+        network.put(HONEST, honest)
+        network.put(HOSTILE, hostile)
+        assert "the answer may come from another server and was not used" in await network.refusal()
+        assert len(network.pages) == 1
         assert not hostile.of("token")
 
 
 @pytest.mark.parametrize("parameter", ["redirect_uri=https://evil.example/%3Fiss=x", "state=1", "client_id=x"])
-async def test_an_endpoint_cannot_say_what_is_for_the_client_to_say(parameter: str, autojump_clock: MockClock) -> None:
+async def test_an_endpoint_cannot_set_parameters_of_the_client(parameter: str, autojump_clock: MockClock) -> None:
     server = server_at(HONEST, metadata={"authorization_endpoint": f"https://{HONEST}/authorize?p=1&{parameter}"})
-    async with net(naming(server)) as at:
-        at.put(HONEST, server)
-        assert f"has {parameter.partition('=')[0]} in its query" in await at.refusal()
-        assert not at.pages
+    async with fake_network(site_with(server)) as network:
+        network.put(HONEST, server)
+        assert f"has {parameter.partition('=')[0]} in its query" in await network.refusal()
+        assert not network.pages
 
 
 @pytest.mark.parametrize(
@@ -517,33 +527,33 @@ async def test_an_endpoint_cannot_say_what_is_for_the_client_to_say(parameter: s
     [
         (None, {}, False),
         (None, {"trusted_origins": ["https://accounts.example"]}, True),
-        (None, {"trusted_origins": ["https://oauth2.example"]}, False),  # it is the issuer that is to be trusted
+        (None, {"trusted_origins": ["https://oauth2.example"]}, False),  # the trusted origin must be that of the issuer
         ("https://accounts.example", {}, True),
     ],
 )
-async def test_a_provider_with_endpoints_at_several_origins_takes_one_line_or_a_promise_of_iss(
+async def test_endpoints_at_several_origins_need_a_trusted_issuer_or_iss(
     iss: str | None, options: Any, may: bool, autojump_clock: MockClock
 ) -> None:
     server = server_at("accounts.example", iss=iss, metadata={"token_endpoint": "https://oauth2.example/token"})
-    async with net(naming(server)) as at:
-        at.put("accounts.example", server)
-        at.put("oauth2.example", server)
+    async with fake_network(site_with(server)) as network:
+        network.put("accounts.example", server)
+        network.put("oauth2.example", server)
         if may:
-            await at.call(**options)
+            await network.call(**options)
             assert len(server.of("token")) == 1
         else:
-            why = await at.refusal(**options)
+            why = await network.refusal(**options)
             assert "trusted_origins=['https://accounts.example'] allows it" in why
             assert not server.of("token")
 
 
-async def test_a_server_that_hides_its_metadata_gets_no_token_without_a_resource(autojump_clock: MockClock) -> None:
+async def test_a_server_without_metadata_gets_tokens_only_for_its_own_resource(autojump_clock: MockClock) -> None:
     own = server_at(MCP, iss=None, expires_in=1)
     site = Site(own=own, trusts=[own])
-    async with net(site) as at:
-        auth = at.auth()
+    async with fake_network(site) as network:
+        auth = network.auth()
         for _ in range(2):
-            await at.call(auth)
+            await network.call(auth)
     sent = [*own.of("authorize"), *own.of("token")]
     assert [each["resource"] for each in sent] == [f"https://{MCP}/mcp"] * len(sent)
     assert {each["grant_type"] for each in own.of("token")} == {"authorization_code", "refresh_token"}
@@ -560,6 +570,6 @@ async def test_a_server_that_hides_its_metadata_gets_no_token_without_a_resource
         ([7], "is not a URL"),
     ],
 )
-def test_trusted_origins_are_origins(origins: Any, words: str) -> None:
+def test_trusted_origins_must_be_origins(origins: Any, words: str) -> None:
     with pytest.raises(UsageError, match=f"trusted_origins .*{words}"):
         OAuth("V", trusted_origins=origins)

@@ -1,7 +1,7 @@
-"""What a message weighs: its bytes, and the objects of Python that its values become.
+"""The weight of a message: its bytes, and the Python objects that its values become.
 
-A text of some hundred bytes may hold as many objects, each of a hundred bytes.  So who holds messages for a client
-charges what they weigh, and not how long they are.
+A text of some hundred bytes may hold as many objects, each of a hundred bytes.  So messages that are held for a client
+are charged by their weight, and not by their length.
 """
 
 from __future__ import annotations
@@ -21,8 +21,8 @@ from trio.testing import MockClock, wait_all_tasks_blocked
 
 from tests.attacks.output import quick_frame
 from tests.client.matrix import Variant, client_of, each_transport
-from tests.hardening.test_fairness import OLD, Desk, head, shared, websocket_of
-from tests.hardening.test_output import META, deaf_legacy_stream
+from tests.hardening.test_fairness import OLD, ServerUnderTest, head, shared, websocket_of
+from tests.hardening.test_output import META, unread_legacy_stream
 from tests.http.test_asgi import posted
 from tests.http.ws import CONTINUED, PING, TEXT, frame
 from tests.server.checkpoints import pipe_pair
@@ -37,8 +37,8 @@ MIB = 1024 * 1024
 SSE = {"sse_path": "/sse", "message_path": "/messages"}
 
 
-class Shelf(Desk):
-    """A desk that keeps what it is given."""
+class HoldingServer(ServerUnderTest):
+    """A server with a tool that holds its arguments."""
 
     def __init__(self, **limits: Any) -> None:
         super().__init__(**{"bytes_each": MIB, "bytes_in_all": 16 * MIB, **limits})
@@ -50,7 +50,7 @@ class Shelf(Desk):
             return "kept"
 
 
-# What is sent, how many of it, and how many of these fit into one MiB.
+# The arguments, how often they are sent, and how many of these requests fit into one MiB.
 HEAVY: dict[str, tuple[str, int, range]] = {
     "many values": (json.dumps([[]] * 1000), 20, range(3, 8)),
     "many members": (json.dumps([{"": 1}] * 1000), 20, range(3, 8)),
@@ -68,26 +68,26 @@ def call(id: int, items: str) -> bytes:
     return json.dumps(message).replace('"@"', items).encode()
 
 
-async def by_stream(shelf: Shelf, calls: list[bytes], nursery: trio.Nursery) -> None:
+async def by_stream(tested: HoldingServer, calls: list[bytes], nursery: trio.Nursery) -> None:
     ours, theirs = pipe_pair(MIB)
-    nursery.start_soon(serve_stream, shelf.server, theirs)
+    nursery.start_soon(serve_stream, tested.server, theirs)
     await ours.send_all(b"\n".join((*calls, b"")))
 
 
-async def by_websocket(shelf: Shelf, calls: list[bytes], nursery: trio.Nursery) -> None:
-    async with inside(shelf, nursery) as web:
+async def by_websocket(tested: HoldingServer, calls: list[bytes], nursery: trio.Nursery) -> None:
+    async with client_in(tested, nursery) as web:
         stream = await websocket_of(web)
         for each in calls:
             await stream.send_all(quick_frame(each))
 
 
-async def by_legacy_stream(shelf: Shelf, calls: list[bytes], nursery: trio.Nursery) -> None:
-    async with inside(shelf, nursery) as web:
-        await deaf_legacy_stream(web, calls)
+async def by_legacy_stream(tested: HoldingServer, calls: list[bytes], nursery: trio.Nursery) -> None:
+    async with client_in(tested, nursery) as web:
+        await unread_legacy_stream(web, calls)
 
 
-async def by_session(shelf: Shelf, calls: list[bytes], nursery: trio.Nursery) -> None:
-    async with inside(shelf, nursery) as web:
+async def by_session(tested: HoldingServer, calls: list[bytes], nursery: trio.Nursery) -> None:
+    async with client_in(tested, nursery) as web:
         session = await web.initialize(OLD)
         for each in calls:
             message = json.loads(each)
@@ -100,23 +100,23 @@ async def post(web: Any, message: Any, session: str) -> None:
 
 
 @contextlib.asynccontextmanager
-async def inside(shelf: Shelf, nursery: trio.Nursery) -> AsyncIterator[Any]:
-    """A client of a server that goes on until everything ends."""
-    there = trio.Event()
+async def client_in(tested: HoldingServer, nursery: trio.Nursery) -> AsyncIterator[Any]:
+    """A client of a server that runs until the nursery ends."""
+    ready = trio.Event()
     found: list[Any] = []
 
     async def serve() -> None:
-        async with shared(shelf, "mallory", **SSE) as (web,):
+        async with shared(tested, "mallory", **SSE) as (web,):
             found.append(web)
-            there.set()
+            ready.set()
             await trio.sleep_forever()
 
     nursery.start_soon(serve)
-    await there.wait()
+    await ready.wait()
     yield found[0]
 
 
-WAYS: dict[str, Callable[[Shelf, list[bytes], trio.Nursery], Awaitable[None]]] = {
+TRANSPORTS: dict[str, Callable[[HoldingServer, list[bytes], trio.Nursery], Awaitable[None]]] = {
     "stream": by_stream,
     "websocket": by_websocket,
     "HTTP+SSE": by_legacy_stream,
@@ -124,90 +124,90 @@ WAYS: dict[str, Callable[[Shelf, list[bytes], trio.Nursery], Awaitable[None]]] =
 }
 
 
-@pytest.mark.parametrize("what", HEAVY)
-@pytest.mark.parametrize("way", WAYS)
-async def test_a_request_weighs_what_its_values_take(way: str, what: str, autojump_clock: MockClock) -> None:
-    items, count, fit = HEAVY[what]
-    shelf = Shelf(streams=200)
+@pytest.mark.parametrize("arguments", HEAVY)
+@pytest.mark.parametrize("transport", TRANSPORTS)
+async def test_a_request_is_charged_for_its_values(transport: str, arguments: str, autojump_clock: MockClock) -> None:
+    items, count, fit = HEAVY[arguments]
+    tested = HoldingServer(streams=200)
     async with trio.open_nursery() as nursery:
-        await WAYS[way](shelf, [call(id, items) for id in range(count)], nursery)
+        await TRANSPORTS[transport](tested, [call(id, items) for id in range(count)], nursery)
         await wait_all_tasks_blocked()
-        assert shelf.working in fit
-        shelf.let_go.set()
+        assert tested.working in fit
+        tested.let_go.set()
         await wait_all_tasks_blocked()
-        assert shelf.held == 0
+        assert tested.held == 0
         nursery.cancel_scope.cancel()
 
 
-async def test_requests_by_asgi_weigh_as_much(autojump_clock: MockClock) -> None:
-    shelf = Shelf(bytes_in_all=4 * MIB)
-    app = AsgiApp(shelf.server, allowed_hosts=["127.0.0.1"])
+async def test_requests_on_asgi_are_charged_for_their_values(autojump_clock: MockClock) -> None:
+    tested = HoldingServer(bytes_in_all=4 * MIB)
+    app = AsgiApp(tested.server, allowed_hosts=["127.0.0.1"])
     items, _, _ = HEAVY["many members"]
     async with app.running(), trio.open_nursery() as nursery:
         for id in range(40):
             scope, events = posted(json.loads(call(id, items)))
             nursery.start_soon(app, {**scope, "client": ("10.0.0.1", 1)}, events.receive, events.send)
         await wait_all_tasks_blocked()
-        assert shelf.working in range(8, 18)
-        shelf.let_go.set()
+        assert tested.working in range(8, 18)
+        tested.let_go.set()
 
 
-# What is kept of an opening.
+# The data of an opening that is kept.
 
 
 def opening(size: int) -> dict[str, Any]:
-    says = {"experimental": {"x": {"y": "x" * size}}}
-    params = {"protocolVersion": OLD, "capabilities": says, "clientInfo": {"name": "c", "version": "1"}}
+    capabilities = {"experimental": {"x": {"y": "x" * size}}}
+    params = {"protocolVersion": OLD, "capabilities": capabilities, "clientInfo": {"name": "c", "version": "1"}}
     return {"jsonrpc": "2.0", "id": "i", "method": "initialize", "params": params}
 
 
-async def test_what_clients_say_of_themselves_is_charged_while_it_is_kept(autojump_clock: MockClock) -> None:
-    shelf = Shelf(bytes_in_all=4 * MIB)
-    async with shared(shelf, "mallory", "ann") as (mallory, ann):
+async def test_capabilities_of_clients_are_charged_while_they_are_kept(autojump_clock: MockClock) -> None:
+    tested = HoldingServer(bytes_in_all=4 * MIB)
+    async with shared(tested, "mallory", "ann") as (mallory, ann):
         answers = [await mallory.post(opening(100_000), revision=OLD) for _ in range(60)]
         opened = [each for each in answers if "result" in each.json]
         assert len(opened) in range(25, 33)
         refused = [each.json["error"] for each in answers if "error" in each.json]
         assert {error["code"] for error in refused} == {-32603}
         assert all("Limits.bytes_in_all" in error["message"] for error in refused)
-        assert shelf.held > len(opened) * 100_000
+        assert tested.held > len(opened) * 100_000
         await ann.initialize(OLD)
         for each in opened:
             await mallory.end(each.headers["Mcp-Session-Id"])
         await wait_all_tasks_blocked()
-        assert shelf.held == 0
+        assert tested.held == 0
 
 
-@pytest.mark.parametrize("way", ["stream", "websocket"])
-async def test_what_the_client_of_a_stream_says_of_itself_is_charged_until_its_end(
-    way: str, autojump_clock: MockClock
+@pytest.mark.parametrize("transport", ["stream", "websocket"])
+async def test_capabilities_of_the_client_of_a_stream_are_charged_until_its_end(
+    transport: str, autojump_clock: MockClock
 ) -> None:
-    shelf = Shelf()
+    tested = HoldingServer()
     data = json.dumps(opening(100_000)).encode()
     async with trio.open_nursery() as nursery:
-        if way == "stream":
+        if transport == "stream":
             ours: trio.abc.Stream
             ours, theirs = pipe_pair(MIB)
-            nursery.start_soon(serve_stream, shelf.server, theirs)
+            nursery.start_soon(serve_stream, tested.server, theirs)
             await ours.send_all(data + b"\n")
         else:
-            async with inside(shelf, nursery) as web:
+            async with client_in(tested, nursery) as web:
                 ours = await websocket_of(web)
                 await ours.send_all(frame(Role.SERVER, TEXT, data))
         assert b"result" in await ours.receive_some()
         await wait_all_tasks_blocked()
-        assert shelf.held > 100_000
+        assert tested.held > 100_000
         await ours.aclose()
         await trio.sleep(10)
-        assert shelf.held == 0
+        assert tested.held == 0
         nursery.cancel_scope.cancel()
 
 
-# What a client holds for its server.
+# Messages that a client holds for its server.
 
 
 @each_transport(revisions=[OLD], without=["child", "http json"])
-async def test_questions_that_wait_in_a_client_have_a_bound_in_bytes(
+async def test_the_bytes_of_waiting_questions_in_a_client_are_limited(
     variant: Variant, autojump_clock: MockClock
 ) -> None:
     server = Server("curious")
@@ -243,14 +243,14 @@ async def test_questions_that_wait_in_a_client_have_a_bound_in_bytes(
         free.set()
         await wait_all_tasks_blocked()
         assert asking == 5
-        # One that is alone may be as long as a message.
+        # A single question may be as long as a message.
         refused.clear()
         await client.call_tool("wonder", {"size": 2_000_000, "times": 1})
         assert (asking, refused) == (6, [])
 
 
 @each_transport(revisions=[OLD, "2026-07-28"], without=["child", "http json"])
-async def test_reports_of_progress_that_wait_in_a_client_have_a_bound_in_bytes(
+async def test_the_bytes_of_waiting_progress_in_a_client_are_limited(
     variant: Variant, autojump_clock: MockClock
 ) -> None:
     server = Server("chatty")
@@ -279,28 +279,28 @@ async def test_reports_of_progress_that_wait_in_a_client_have_a_bound_in_bytes(
 # Logs for replay.
 
 
-async def test_events_without_content_are_charged_too(autojump_clock: MockClock) -> None:
-    """Each takes some hundred bytes, whatever is in it, and a session may have a thousand of them."""
-    shelf = Shelf(bytes_in_all=80_000)
-    async with shared(shelf, "mallory", "ann") as (mallory, ann):
+async def test_events_without_content_are_charged(autojump_clock: MockClock) -> None:
+    """Even an empty event takes some hundred bytes, and a session may have a thousand of them."""
+    tested = HoldingServer(bytes_in_all=80_000)
+    async with shared(tested, "mallory", "ann") as (mallory, ann):
         session = await mallory.initialize(OLD)
         for _ in range(60):
             message = mallory.request("tools/call", {"name": "echo", "arguments": {}}, revision=OLD)
             stream = await mallory.open(message, session=session, headers={"Accept": "text/event-stream"})
             await stream.message()
             await stream.response()
-        assert shelf.held in range(55_000, 60_001)
+        assert tested.held in range(55_000, 60_001)
         assert (await ann.post(opening(5000), revision=OLD)).status == 200
 
 
-# Progress of what is not whole.
+# Progress of incomplete messages.
 
 
 @pytest.mark.parametrize("kind", ["pings", "empty pieces", "chunk extensions"])
-async def test_bytes_around_a_message_are_no_progress_of_it(kind: str, autojump_clock: MockClock) -> None:
-    """A ping for each five bytes would hold 16 MiB for as long as one likes, and so would long names of chunks."""
-    shelf = Shelf(body_rate=64)
-    async with shared(shelf, "mallory") as (web,):
+async def test_bytes_around_a_message_do_not_count_as_its_progress(kind: str, autojump_clock: MockClock) -> None:
+    """If pings or long chunk extensions counted as progress, a client could hold 16 MiB without a time limit."""
+    tested = HoldingServer(body_rate=64)
+    async with shared(tested, "mallory") as (web,):
         if kind == "chunk extensions":
             stream = (await web.link()).stream
             head_of_it = head(web, 0).replace(b"Content-Length: 0", b"Transfer-Encoding: chunked")
@@ -311,10 +311,10 @@ async def test_bytes_around_a_message_are_no_progress_of_it(kind: str, autojump_
             await stream.send_all(frame(Role.SERVER, TEXT, b"x" * 5000, fin=False))
             noise = frame(Role.SERVER, PING) if kind == "pings" else frame(Role.SERVER, CONTINUED, fin=False)
         await wait_all_tasks_blocked()
-        assert shelf.held == 5000
+        assert tested.held == 5000
         began = trio.current_time()
         with contextlib.suppress(trio.BrokenResourceError):
-            while shelf.held and trio.current_time() < began + 300:
+            while tested.held and trio.current_time() < began + 300:
                 await trio.sleep(1)
                 await stream.send_all(noise * (100 // len(noise) + 1))
         assert trio.current_time() - began < 62
@@ -323,27 +323,27 @@ async def test_bytes_around_a_message_are_no_progress_of_it(kind: str, autojump_
 # Short answers.
 
 
-async def test_short_answers_that_nobody_reads_are_charged(autojump_clock: MockClock) -> None:
-    """5,000 calls may be open by each connection, so that answers of 4 KB make 20 MB."""
-    shelf = Shelf(bytes_in_all=400_000)
+async def test_short_unread_answers_are_charged(autojump_clock: MockClock) -> None:
+    """A connection may have 5,000 open calls, so answers of 4 KB are 20 MB."""
+    tested = HoldingServer(bytes_in_all=400_000)
 
-    @shelf.server.tool
+    @tested.server.tool
     async def give() -> str:
         return "x" * 1000
 
     params = {"name": "give", "arguments": {}, "_meta": META}
     calls = [{"jsonrpc": "2.0", "id": id, "method": "tools/call", "params": params} for id in range(100)]
-    async with shared(shelf, "mallory", "ann", streams=partial(pipe_pair, 100)) as (mallory, ann):
+    async with shared(tested, "mallory", "ann", streams=partial(pipe_pair, 100)) as (mallory, ann):
         streams = [await websocket_of(mallory) for _ in range(5)]
         for stream in streams:
             await stream.send_all(b"".join(quick_frame(json.dumps(each).encode()) for each in calls))
         await wait_all_tasks_blocked()
-        assert shelf.held in range(200_000, 300_001)
+        assert tested.held in range(200_000, 300_001)
         assert "result" in (await ann.call("tools/call", {"name": "give", "arguments": {}})).json
         for stream in streams:
             await stream.aclose()
         await wait_all_tasks_blocked()
-        assert shelf.held == 0
+        assert tested.held == 0
 
 
 # Roots.
@@ -370,8 +370,8 @@ async def test_many_roots_are_not_kept_for_a_session(variant: Variant, autojump_
         assert asked == times
 
 
-def test_what_waits_to_be_written_takes_little_more_than_its_bytes() -> None:
-    """By the core alone: what else is there is not counted."""
+def test_queued_messages_use_little_more_memory_than_their_bytes() -> None:
+    """Only the core runs here, so that other memory is not counted."""
     peer = Peer(Role.SERVER)
     for id in range(100):
         peer.receive(Request(id, "tools/call"), 0)
@@ -392,10 +392,10 @@ def test_what_waits_to_be_written_takes_little_more_than_its_bytes() -> None:
     assert len(peer.outgoing()) == 100
 
 
-# What has come of a request.
+# Incomplete requests.
 
 
-async def test_a_body_in_small_pieces_takes_little_more_than_its_bytes(autojump_clock: MockClock) -> None:
+async def test_a_body_in_small_pieces_uses_little_more_memory_than_its_bytes(autojump_clock: MockClock) -> None:
     app = AsgiApp(Server("empty", limits=Limits(body_seconds=math.inf)), allowed_hosts=["127.0.0.1"])
     scope, _ = posted({"jsonrpc": "2.0", "id": 1, "method": "ping"})
     pieces = 3000
@@ -410,7 +410,7 @@ async def test_a_body_in_small_pieces_takes_little_more_than_its_bytes(autojump_
         return {"type": "http.disconnect"}
 
     async def send(event: Any) -> None:
-        raise AssertionError("nobody is there")
+        raise AssertionError("the client has disconnected")
 
     sizes: list[int] = []
     async with app.running():
@@ -423,22 +423,22 @@ async def test_a_body_in_small_pieces_takes_little_more_than_its_bytes(autojump_
     assert sizes[1] - sizes[0] < 60_000
 
 
-async def test_the_beginning_of_a_head_is_charged(autojump_clock: MockClock) -> None:
-    shelf = Shelf(bytes_in_all=400_000)
-    async with shared(shelf, "mallory", streams=partial(pipe_pair, MIB)) as (web,):
+async def test_an_incomplete_head_is_charged(autojump_clock: MockClock) -> None:
+    tested = HoldingServer(bytes_in_all=400_000)
+    async with shared(tested, "mallory", streams=partial(pipe_pair, MIB)) as (web,):
         links = [await web.link() for _ in range(8)]
         for link in links:
             await link.stream.send_all(b"GET /mcp HTTP/1.1\r\nX: " + b"x" * 60_000)
             await wait_all_tasks_blocked()
-        assert shelf.held in range(300_000, 400_001)
+        assert tested.held in range(300_000, 400_001)
         assert b" 503 " in await links[-1].stream.receive_some()
         await trio.sleep(11)
-        assert shelf.held == 0
+        assert tested.held == 0
 
 
-async def test_little_is_kept_of_what_comes_behind_a_request_at_work(autojump_clock: MockClock) -> None:
-    shelf = Shelf()
-    async with shared(shelf, "mallory", streams=partial(pipe_pair, 1000)) as (web,):
+async def test_few_bytes_are_read_behind_a_running_request(autojump_clock: MockClock) -> None:
+    tested = HoldingServer()
+    async with shared(tested, "mallory", streams=partial(pipe_pair, 1000)) as (web,):
         link = await web.link()
         message = web.request("tools/call", {"name": "wait", "arguments": {}})
         fields = {**web.headers, **web.headers_for(message, "2026-07-28", None)}
@@ -456,8 +456,8 @@ async def test_little_is_kept_of_what_comes_behind_a_request_at_work(autojump_cl
 
 
 @pytest.mark.parametrize("side", ["server", "client"])
-def test_a_subscription_to_too_much_is_little_work(side: str) -> None:
-    """By the core alone, in calls of functions; it was half a second for 190,000 URIs, of which each was looked up."""
+def test_refusing_a_large_subscription_takes_little_work(side: str) -> None:
+    """Only the core runs, and calls of functions are counted.  A search for each of 190,000 URIs took half a second."""
     uris = [f"note://{number}" for number in range(2000)]
     request = Request(1, "subscriptions/listen", {"notifications": {"resourceSubscriptions": uris}})
     calls = 0
@@ -486,34 +486,34 @@ def test_a_subscription_to_too_much_is_little_work(side: str) -> None:
 # A request and its answer.
 
 
-@pytest.mark.parametrize("way", ["stream", "session"])
-async def test_a_request_leaves_its_room_to_its_answer(way: str, autojump_clock: MockClock) -> None:
-    """Else the work would be done, and the client told that it was not."""
-    shelf = Shelf(bytes_each=100_000)
+@pytest.mark.parametrize("transport", ["stream", "session"])
+async def test_the_bytes_of_a_request_are_free_for_its_answer(transport: str, autojump_clock: MockClock) -> None:
+    """Otherwise the client would get an error although the work was done."""
+    tested = HoldingServer(bytes_each=100_000)
 
-    @shelf.server.tool
+    @tested.server.tool
     async def repeat(text: str) -> str:
         return text
 
     params = {"name": "repeat", "arguments": {"text": "x" * 70_000}}
-    if way == "stream":
-        async with connected(shelf.server, OLD) as wire:
+    if transport == "stream":
+        async with connected(tested.server, OLD) as wire:
             answer = await wire.call("tools/call", params)
     else:
-        async with shared(shelf, "ann") as (web,):
+        async with shared(tested, "ann") as (web,):
             answer = (await web.call("tools/call", params, session=await web.initialize(OLD))).result
     assert len(answer["content"][0]["text"]) == 70_000
-    assert shelf.held == 0
+    assert tested.held == 0
 
 
-# Reports that are kept for a client which does not read.
+# Progress and logs that are kept for a client that does not read.
 
 
-async def test_reports_that_are_kept_of_a_call_have_a_bound_in_bytes(autojump_clock: MockClock) -> None:
-    shelf = Shelf(outgoing=2, bytes_each=16 * MIB)
+async def test_the_bytes_of_kept_progress_and_logs_of_a_call_are_limited(autojump_clock: MockClock) -> None:
+    tested = HoldingServer(outgoing=2, bytes_each=16 * MIB)
     sizes: list[int] = []
 
-    @shelf.server.tool
+    @tested.server.tool
     async def talk(ctx: Context) -> str:
         await ctx.progress(0, message="x" * 2000)
         await ctx.progress(1)
@@ -530,7 +530,7 @@ async def test_reports_that_are_kept_of_a_call_have_a_bound_in_bytes(autojump_cl
 
     ours, theirs = pipe_pair(100)
     async with trio.open_nursery() as nursery:
-        nursery.start_soon(serve_stream, shelf.server, theirs)
+        nursery.start_soon(serve_stream, tested.server, theirs)
         meta = {**META, "progressToken": 1, "io.modelcontextprotocol/logLevel": "debug"}
         params = {"name": "talk", "arguments": {}, "_meta": meta}
         await ours.send_all(
