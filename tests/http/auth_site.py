@@ -1,11 +1,10 @@
-"""The authorization server of the tests where real programs reach it: `AuthServer` behind HTTP, and the ways in which a
-place on a network misbehaves.
+"""The authorization server of the tests over HTTP, so that real programs reach it: `AuthServer`, with network faults.
 
     async with auth_site(expires_in=60) as site, protected_by(site) as url:
         ...  # an MCP server at this URL takes its tokens
 
-It listens on loopback, or on any of Trio's listeners.  `site.server` has the settings and what was asked; a browser
-that visits its authorization endpoint is sent back at once, for its user agrees to everything.
+It listens on loopback, or on any of Trio's listeners.  `site.server` has the settings and the received requests.  A
+browser that visits the authorization endpoint is redirected back at once, because the user agrees to everything.
 """
 
 from __future__ import annotations
@@ -29,7 +28,7 @@ __all__ = ["AuthSite", "Hold", "auth_site", "protected_by"]
 
 @attrs.frozen
 class Hold:
-    """Somebody has come, and may go on."""
+    """Holds a request: `arrived` is set when the request is there, and it waits for `release`."""
 
     arrived: trio.Event = attrs.field(factory=trio.Event)
     release: trio.Event = attrs.field(factory=trio.Event)
@@ -37,7 +36,10 @@ class Hold:
 
 @attrs.define
 class AuthSite:
-    """What is asked by a path that ends so (token, register, ...) is held, gets 503, or no answer at all."""
+    """An `AuthServer` with faults for chosen endpoints, named by the last part of the path (token, register, ...).
+
+    A request to an endpoint in `held` waits, one in `unavailable` gets 503, and one in `unanswered` gets no response.
+    """
 
     server: AuthServer
     held: dict[str, Hold] = attrs.field(factory=dict)
@@ -49,7 +51,7 @@ class AuthSite:
         return self.server.issuer
 
     def verifier(self, resource: str) -> Callable[[str], Principal | None]:
-        """For `Server.protect`: a token is good that was given for this resource and is still known."""
+        """For `Server.protect`: a token is valid if it was issued for this resource and the server still has it."""
 
         def verify(token: str) -> Principal | None:
             granted = self.server.tokens.get(token)
@@ -60,13 +62,13 @@ class AuthSite:
         return verify
 
     async def answer(self, stream: trio.abc.Stream) -> None:
-        """Serve one request, which is all that a connection is good for here."""
+        """Serve one request, and close the connection."""
         async with stream:
             http = h11.Connection(h11.SERVER)
             try:
                 request = await _read(http, stream, self.server.origin)
             except (h11.RemoteProtocolError, trio.BrokenResourceError):
-                return  # who was there is gone
+                return  # the client has gone
             kind = urlsplit(request.url).path.rpartition("/")[2]
             if kind in self.held:
                 self.held[kind].arrived.set()
@@ -111,12 +113,15 @@ async def _read(http: h11.Connection, stream: trio.abc.Stream, origin: str) -> S
 async def auth_site(
     listener: trio.abc.Listener[Any] | None = None, *, issuer: str | None = None, **settings: Any
 ) -> AsyncIterator[AuthSite]:
-    """An authorization server with these settings of `AuthServer`.  `issuer` is how it calls itself, wherever it is."""
+    """An authorization server with these settings of `AuthServer`.
+
+    `issuer` is the issuer it states, whether or not it listens there; HERE in it stands for the origin it listens at.
+    """
     if listener is None:
         (listener,) = await trio.open_tcp_listeners(0, host="127.0.0.1")
         where = f"http://127.0.0.1:{listener.socket.getsockname()[1]}"
     else:
-        where = "http://127.0.0.1:9"  # whoever connects is led here by something else
+        where = "http://127.0.0.1:9"  # the test connects clients to the listener itself
     issuer = where if issuer is None else issuer.replace("HERE", where)
     site = AuthSite(AuthServer(**{"issuer": issuer, "iss": issuer, **settings}))
     async with trio.open_nursery() as nursery:
@@ -127,9 +132,9 @@ async def auth_site(
 
 @asynccontextmanager
 async def protected_by(site: AuthSite) -> AsyncIterator[str]:
-    """The URL, on loopback, of an MCP server of ours that takes the tokens of this site.
+    """The URL, on loopback, of an MCP server that accepts the tokens of this site.
 
-    Its tool `who` says which scopes the token has; `write` needs one more than all others.
+    Its tool `who` returns the scopes of the token.  Its tool `write` needs one more scope than the other requests.
     """
     server = Server("notes")
 

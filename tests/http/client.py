@@ -1,4 +1,4 @@
-"""A client that speaks HTTP by hand (h11), over memory streams and sockets alike.
+"""An HTTP client on h11, over memory streams or sockets, that checks each message of the server.
 
     async with served(server) as web:  # or listening(server)
         session = await web.initialize("2025-11-25")
@@ -7,11 +7,12 @@
         async with web.stream(session=session) as changes:
             assert await changes.message() == {...}
 
-Every JSON-RPC message that comes is checked against the official schema of its revision, where that is beside the
-checkout, and against what HTTP demands of it: JSON is one response (or an array of them, in 2025-03-26), what is said
-on the stream of a request ends with its response, the modern revision has no requests by the server, and nothing is
-answered that was not asked.  What breaks a rule ends the test with `ProtocolViolation`; whatever waits for the server
-gives up (`Stuck`) when nothing can happen any more under a mock clock.
+Each JSON-RPC message is checked against the official schema of its revision, if the checkout has the schemas, and
+against the rules of HTTP: a JSON body is one response (or an array of them, in 2025-03-26), the stream of a request
+ends with its response, the server sends no requests in the modern revision, and each response belongs to a request.
+
+A broken rule ends the test with `ProtocolViolation`.  A wait for the server raises `Stuck` if no task can continue
+under a mock clock.
 """
 
 from __future__ import annotations
@@ -59,12 +60,11 @@ T = TypeVar("T")
 Fields = Mapping[str, str | None] | Sequence[tuple[str, str]]
 
 PATIENCE = 7200.0
-"""Seconds after which what was waited for does not come any more: longer than any deadline here, and no more than a few
-hundred keep-alive comments."""
+"""Seconds after which a wait fails: longer than any deadline here, but only a few hundred keep-alive comments."""
 
 _NAMES = {"tools/call": "name", "prompts/get": "name", "resources/read": "uri"}
 _EVENT_BYTES = 64 * 1024 * 1024
-_NAMED_SINCE = ("2025-06-18", "2025-11-25")  # the legacy revisions whose requests name them in a header
+_NAMED_SINCE = ("2025-06-18", "2025-11-25")  # the legacy revisions that requests name in a header
 _BODY_TYPES = "application/json, text/event-stream"
 
 
@@ -72,11 +72,11 @@ class Cut(Exception):
     """The connection ended in the middle of a response, or before it."""
 
 
-async def patiently(wait: Callable[[], Awaitable[T]], what: str) -> T:
-    """What `wait` returns; `Stuck` instead of waiting for ever.  A stream whose keep-alive goes on waits for ever."""
+async def patiently(wait: Callable[[], Awaitable[T]], awaited: str) -> T:
+    """The result of `wait`, or `Stuck` after `PATIENCE`: a stream with keep-alive comments would wait for ever."""
     with trio.move_on_after(PATIENCE):
         return await wait()
-    raise stuck(f"waited in vain for {what}")
+    raise stuck(f"waited in vain for {awaited}")
 
 
 # Messages.
@@ -93,7 +93,7 @@ def request(
     progress: Any = None,
     meta: Object | None = None,
 ) -> Object:
-    """A request as a client of this revision sends it: in the modern one with its terms."""
+    """A request as a client of this revision sends it; in the modern revision it has the metadata about the client."""
     params = dict(params or {})
     terms: Object = {}
     if revision == LATEST:
@@ -126,19 +126,21 @@ def _is_request(message: Any) -> bool:
 
 
 class _Checks:
-    """What may come on one response, and whether it does."""
+    """Checks the messages of one HTTP response: each must be allowed there."""
 
     def __init__(self, revision: str | None, sent: Mapping[str, str], own: set[str] | None = None) -> None:
         self._revision = revision
         self._schema = _schema(revision) if revision is not None else None
         self._sent = sent  # the methods of all requests, by id
-        self.open = own  # those that are answered here and wait; None: any that were sent may be
+        self.open = (
+            own  # requests that this response still has to answer; None: it may answer any request that was sent
+        )
 
-    def heard(self, message: Any) -> None:
-        _rule(isinstance(message, dict) and message.get("jsonrpc") == "2.0", "no message", message)
+    def received(self, message: Any) -> None:
+        _rule(isinstance(message, dict) and message.get("jsonrpc") == "2.0", "not a message", message)
         has = message.keys() - {"jsonrpc"}
         if "method" in has:
-            _rule(self.open != set(), "something after the last response", message)
+            _rule(self.open != set(), "a message after the last response", message)
             kind = "Request" if "id" in has else "Notification"
             _rule(kind == "Notification" or self._revision != LATEST, "a request by the server", message)
             if self._schema is not None:
@@ -150,14 +152,14 @@ class _Checks:
 
     def _response(self, message: Object) -> None:
         if self._schema is not None and "error" in message:
-            # "a JSON-RPC error response that has no `id`" is what HTTP refuses by, also where the schema wants one.
+            # HTTP refuses with "a JSON-RPC error response that has no `id`", although some schemas require an id.
             self._schema.error({"id": None, **message})
         if message.get("id") is None:
             _rule("error" in message, "a result without an id", message)
             return
         key = _key(message["id"])
         waits = key in self._sent if self.open is None else key in self.open
-        _rule(waits, "a response to nothing that waits for one here", message)
+        _rule(waits, "a response without a request that waits for it here", message)
         if self.open is not None:
             self.open.discard(key)
         if self._schema is not None and "result" in message:
@@ -168,18 +170,18 @@ class _Checks:
 
 
 class Link:
-    """One HTTP/1.1 connection, on which one request follows the other."""
+    """One HTTP/1.1 connection, which carries one request at a time."""
 
     def __init__(self, stream: trio.abc.Stream) -> None:
         self.stream = stream
         self.h11 = h11.Connection(h11.CLIENT, max_incomplete_event_size=1024 * 1024)
-        self.informational: list[int] = []  # before the response at hand
-        self.took: list[tuple[float, bytes]] = []  # what came of the body at hand, and when
+        self.informational: list[int] = []  # the statuses before the current response
+        self.chunks: list[tuple[float, bytes]] = []  # the parts of the current body, with their times
 
     async def ask(self, method: str, target: str, fields: Fields, body: bytes | None = None) -> None:
-        """Send a request.  A server that has gone meanwhile may have answered all the same, so that is no error."""
+        """Send a request.  A broken connection is no error, because the server may have answered before it closed."""
         self.informational.clear()
-        self.took.clear()
+        self.chunks.clear()
         pairs = list(fields.items()) if isinstance(fields, Mapping) else list(fields)
         headers = [(name, value) for name, value in pairs if value is not None]
         names = {name.lower() for name, _ in headers}
@@ -198,15 +200,15 @@ class Link:
             if isinstance(event, h11.Response):
                 return event
             if not isinstance(event, h11.InformationalResponse):
-                raise Cut(f"no response came, but {type(event).__name__}")
+                raise Cut(f"expected a response, got {type(event).__name__}")
             self.informational.append(event.status_code)
 
     async def chunk(self) -> bytes | None:
-        """The next bytes of the body, or None when it is at its end."""
+        """The next bytes of the body, or None at its end."""
         event = await self._next()
         if isinstance(event, h11.Data):
             data = bytes(event.data)
-            self.took.append((trio.current_time(), data))
+            self.chunks.append((trio.current_time(), data))
             return data
         assert isinstance(event, h11.EndOfMessage)
         return None
@@ -232,12 +234,12 @@ class Link:
 
     async def _receive(self) -> bytes:
         try:
-            return bytes(await patiently(self.stream.receive_some, "something of a response"))
+            return bytes(await patiently(self.stream.receive_some, "a part of a response"))
         except (trio.BrokenResourceError, trio.ClosedResourceError):
             return b""
 
     def again(self) -> bool:
-        """Make ready for the next request, where the connection is kept."""
+        """Prepare the next request, if the connection stays open."""
         if self.h11.our_state is h11.DONE and self.h11.their_state is h11.DONE:
             self.h11.start_next_cycle()
             return True
@@ -275,21 +277,21 @@ class Answer:
 
     @property
     def messages(self) -> list[Object]:
-        """All messages in it, however it carries them."""
+        """All messages in the body, from JSON or from events."""
         if self.type == "text/event-stream":
             return [each for event in self.events if event.data for each in _items(_parse(event.data))]
         return _items(self.json) if self.body else []
 
     @property
     def message(self) -> Object:
-        """The response to the request, which is the last message there is."""
+        """The response to the request, which is the last message."""
         last = self.messages[-1]
         assert "method" not in last, self.messages
         return last
 
     @property
     def result(self) -> Object:
-        """What was asked for, or `ErrorResponse`."""
+        """The result in the response; raises `ErrorResponse` for an error."""
         if "error" in self.message:
             error = self.message["error"]
             raise ErrorResponse(error["code"], error["message"], error.get("data"))
@@ -298,7 +300,7 @@ class Answer:
 
     @property
     def code(self) -> int | None:
-        """The code of the JSON-RPC error in it."""
+        """The code of the JSON-RPC error in the response, if it has one."""
         code: int | None = self.message.get("error", {}).get("code")
         return code
 
@@ -309,17 +311,17 @@ def _whole(event: object) -> SseEvent:
 
 
 class Stream:
-    """An event stream that is read as it comes; iterating over it gives its events until the server ends it.
+    """An event stream, read event by event; an iteration gives the events until the server ends the stream.
 
-    `last_event_id` and `retry` are what a client would keep for its next connection; `comments` counts keep-alives.
-    Closing it closes its connection, as a client does that has gone.
+    `last_event_id` and `retry` are the values that a client keeps for its next connection; `comments` counts keep-alive
+    comments.  Closing the stream closes its connection, like a client that disconnects.
     """
 
     def __init__(self, link: Link, head: h11.Response, checks: _Checks, after: str = "") -> None:
         self.link = link
         self.status = head.status_code
         self.headers = Headers(head.headers)
-        self.ended = False  # in good order
+        self.ended = False  # the server ended it regularly
         self.seen: list[Object] = []  # all messages so far
         self._checks = checks
         self.last_event_id = after
@@ -333,7 +335,7 @@ class Stream:
 
     @property
     def comments(self) -> int:
-        return b"".join(data for _, data in self.link.took).count(b": keep-alive\n\n")
+        return b"".join(data for _, data in self.link.chunks).count(b": keep-alive\n\n")
 
     def __aiter__(self) -> Stream:
         return self
@@ -351,18 +353,18 @@ class Stream:
         if event.data and event.event == "message":
             messages = _items(_parse(event.data))
             for each in messages:
-                self._checks.heard(each)
+                self._checks.received(each)
             self.seen += messages
         return event
 
     async def event(self) -> SseEvent:
-        """The next event; `Cut` if there is none."""
+        """The next event; raises `Cut` at the end of the stream."""
         async for event in self:
             return event
         raise Cut("the stream has ended")
 
     async def message(self) -> Object:
-        """The next message; `Cut` if there is none."""
+        """The next message; raises `Cut` at the end of the stream."""
         while not self._messages:
             event = await self.event()
             if event.data:
@@ -378,9 +380,9 @@ class Stream:
         return taken
 
     async def response(self) -> Object:
-        """The response, which ends the stream; what precedes it is in `seen`."""
+        """The response, which ends the stream; the messages before it are in `seen`."""
         await self.rest()
-        assert self.seen, "nothing came"
+        assert self.seen, "the stream had no message"
         assert "method" not in self.seen[-1]
         return self.seen[-1]
 
@@ -395,10 +397,9 @@ class Stream:
 
 
 class HttpClient:
-    """A client with as many connections as it needs at once.  `connect` makes one.
+    """A client that opens as many connections as it needs at once; `connect` opens one.
 
-    `path` is that of the endpoint, `headers` go with every request; a header that is None is left out.  `principal`
-    goes with each request as a bearer token, which is what `served.by_token` reads.
+    `path` is the path of the endpoint.  `headers` are sent with each request, without the headers that are None.
     """
 
     def __init__(
@@ -414,27 +415,27 @@ class HttpClient:
         self.path = path
         self.headers: dict[str, str | None] = {"Host": host, **(headers or {})}
         self.check = check
-        self.links: list[Link] = []  # all that were opened
+        self.links: list[Link] = []  # all connections so far
         self._idle: list[Link] = []
         self._ids = 0
-        self._methods: dict[str, dict[str, str]] = {}  # of the requests, by session
-        self._revisions: dict[str, str] = {}  # of the sessions
+        self._methods: dict[str, dict[str, str]] = {}  # by session and id of the request
+        self._revisions: dict[str, str] = {}  # by session
 
     async def link(self) -> Link:
-        """A new connection, for whoever wants to speak on it by himself."""
+        """A new connection, for a test that uses it directly."""
         link = Link(await self.connect())
         self.links.append(link)
         return link
 
     async def raw(self, data: bytes) -> bytes:
-        """What comes back for these bytes, on a connection of their own, until the server closes it."""
+        """Send these bytes on a new connection, and return all bytes that come until the server closes it."""
         stream = (await self.link()).stream
-        heard = bytearray()
+        received = bytearray()
         with contextlib.suppress(trio.BrokenResourceError):
             await stream.send_all(data)
             while part := await patiently(stream.receive_some, "the end of the connection"):
-                heard += part
-        return bytes(heard)
+                received += part
+        return bytes(received)
 
     async def aclose(self) -> None:
         for link in self.links:
@@ -445,14 +446,14 @@ class HttpClient:
     async def send(
         self, method: str, target: str, headers: Mapping[str, str | None] | None = None, body: bytes | None = None
     ) -> Answer:
-        """The whole response to one request."""
+        """Send a request, and return the complete response."""
         link, head = await self.ask(method, target, headers, body)
         return await self._whole(link, head)
 
     async def ask(
         self, method: str, target: str, headers: Mapping[str, str | None] | None = None, body: bytes | None = None
     ) -> tuple[Link, h11.Response]:
-        """The head of the response; its body is still to be read from the connection."""
+        """Send a request, and return the head of the response; the body is not read yet."""
         fields = {**self.headers, **(headers or {})}
         while True:
             kept = bool(self._idle)
@@ -461,11 +462,11 @@ class HttpClient:
                 await link.ask(method, target, fields, body)
                 return link, await link.head()
             except Cut:
-                # A connection that was kept may be closed at any time, and this request was the first to notice.
+                # The server may close a kept connection at any time; this request found out first.
                 if not kept:
                     raise
             except trio.Cancelled:
-                await trio.aclose_forcefully(link.stream)  # who waits no more for a response closes it
+                await trio.aclose_forcefully(link.stream)  # as a client does that gives up its request
                 raise
 
     async def _whole(self, link: Link, head: h11.Response) -> Answer:
@@ -479,7 +480,7 @@ class HttpClient:
     # MCP.
 
     def headers_for(self, message: Any, revision: str, session: str | None) -> dict[str, str | None]:
-        """What a client of this revision sends with a message."""
+        """The headers that a client of this revision sends with a message."""
         fields: dict[str, str | None] = {"Accept": _BODY_TYPES, "Content-Type": "application/json"}
         opening = isinstance(message, dict) and message.get("method") == "initialize"
         if revision == LATEST or (revision in _NAMED_SINCE and not opening):
@@ -503,7 +504,7 @@ class HttpClient:
         path: str | None = None,
         body: bytes | None = None,
     ) -> tuple[Link, h11.Response, _Checks]:
-        """Post a message or a batch, or `body` in its place, and come back with the head of the response."""
+        """Post a message or a batch, or `body` in its place, and return after the head of the response."""
         revision = revision or self._revisions.get(session or "", LATEST)
         asked = {_key(each["id"]): str(each["method"]) for each in _items(message) if _is_request(each)}
         sent = asked if session is None else self._methods.setdefault(session, {})
@@ -516,24 +517,26 @@ class HttpClient:
         return link, head, _Checks(revision if self.check else None, sent, own)
 
     def expect(self, message: Any, session: str = "") -> None:
-        """Take responses to these requests on the session's own streams; without one, on those of HTTP+SSE."""
+        """Allow responses to these requests on the streams of the session; without a session, on those of HTTP+SSE."""
         asked = {_key(each["id"]): str(each["method"]) for each in _items(message) if _is_request(each)}
         self._methods.setdefault(session, {}).update(asked)
 
     async def post(self, message: Any, **how: Any) -> Answer:
-        """The whole response to a message; see `begin`."""
+        """Post a message, and return the complete response; the options are those of `begin`."""
         link, head, checks = await self.begin(message, **how)
         answer = await self._whole(link, head)
         if answer.type in ("application/json", "text/event-stream"):
             for each in answer.messages:
-                _rule(answer.type != "application/json" or "method" not in each, "more than a response", each)
-                checks.heard(each)
+                _rule(
+                    answer.type != "application/json" or "method" not in each, "another message than a response", each
+                )
+                checks.received(each)
         if answer.status == 200:
             _rule(not checks.open, "requests without a response", (checks.open, answer.body))
         return answer
 
     def request(self, method: str, params: Object | None = None, **how: Any) -> Object:
-        """A request with an id that this client has not used yet, unless one is given."""
+        """A request; without `id`, its id is one that this client has not used yet."""
         if "id" not in how:
             self._ids += 1
             how["id"] = self._ids
@@ -549,7 +552,7 @@ class HttpClient:
         headers: Mapping[str, str | None] | None = None,
         **how: Any,
     ) -> Answer:
-        """The answer to one request, of this revision or in this session; `how` is that of `request`."""
+        """The answer to one request, of this revision or in this session; `how` are the options of `request`."""
         revision = revision or self._revisions.get(session or "", LATEST)
         message = self.request(method, params, revision=revision, **how)
         return await self.post(message, revision=revision, session=session, headers=headers)
@@ -564,7 +567,7 @@ class HttpClient:
         headers: Mapping[str, str | None] | None = None,
         path: str | None = None,
     ) -> Stream:
-        """The stream that answers a message; without one, the session's own, from the event `after` on."""
+        """The stream that answers a message; without a message, that of the session, from the event `after` on."""
         if message is not None:
             link, head, checks = await self.begin(
                 message, revision=revision, session=session, headers=headers, path=path
@@ -579,12 +582,12 @@ class HttpClient:
             checks = _Checks(revision if self.check else None, sent)
         stream = Stream(link, head, checks, after or "")
         if stream.headers.get("Content-Type") != "text/event-stream":
-            raise ProtocolViolation(f"no stream, but {stream.status} {await link.body()!r}")
+            raise ProtocolViolation(f"expected a stream, got {stream.status} {await link.body()!r}")
         return stream
 
     @contextlib.asynccontextmanager
     async def stream(self, message: Any = None, **how: Any) -> AsyncIterator[Stream]:
-        """As `open`, and closed at the end of the block."""
+        """Like `open`, but the stream closes at the end of the block."""
         stream = await self.open(message, **how)
         async with stream:
             yield stream

@@ -1,10 +1,10 @@
-"""An endpoint without HTTP: requests are handed to it as they are, and a `Recorder` stands for each response.
+"""A client of an endpoint without HTTP: it calls the endpoint directly, and a `Recorder` is each response.
 
 async with endpoint_of(server) as client:
-    session = await door.initialize("2025-11-25")
-    visit = await door.post(request("tools/call", ...), session)
-    assert visit.response.messages == [...]
-    visit.leave()  # the client goes
+    session = await client.initialize("2025-11-25")
+    exchange = await client.post(request("tools/call", ...), session)
+    assert exchange.response.messages == [...]
+    exchange.disconnect()
 """
 
 from __future__ import annotations
@@ -28,28 +28,28 @@ from trio_mcp.server.http import Endpoint, send_reply
 __all__ = ["EndpointClient", "RecordedExchange", "Recorder", "checked_responses", "endpoint_of"]
 
 
-_broken: list[str] = []
+_violations: list[str] = []
 
 
-def _rule(kept: bool, otherwise: str) -> None:
+def _rule(kept: bool, violation: str) -> None:
     if not kept:
-        _broken.append(otherwise)
-        raise AssertionError(otherwise)
+        _violations.append(violation)
+        raise AssertionError(violation)
 
 
 @contextlib.contextmanager
 def checked_responses() -> Iterator[None]:
-    """Fails at its end if a response was used as it must not be, whoever has caught what that raised."""
-    _broken.clear()
+    """Fails at the end of the block if a response was used wrongly, even if the endpoint caught the error."""
+    _violations.clear()
     yield
-    assert not _broken
+    assert not _violations
 
 
 class Recorder:
-    """A response that keeps what is sent by it, and that nothing is sent by it which may not be.
+    """A response that records the writes of the endpoint, and checks their order.
 
-    `hold()` lets writes wait, as for a client that does not read, until `go_on()`; what waits has not been received.
-    After `cut()` the client has gone.  With `failure` set a write raises that.
+    After `hold()` writes wait, as for a client that does not read, until `go_on()`; a write that waits is not recorded
+    yet.  After `cut()` the client has gone.  If `failure` is set, a write raises it.
     """
 
     def __init__(self) -> None:
@@ -75,7 +75,7 @@ class Recorder:
 
     async def send(self, data: bytes, *, more: bool) -> None:
         _rule(self._begun, "a response begins with its head")
-        _rule(bool(data) or not more, "a write that says nothing")
+        _rule(bool(data) or not more, "a write without data")
         async with self._write(more):
             self.writes.append(data)
 
@@ -84,9 +84,9 @@ class Recorder:
 
     @contextlib.asynccontextmanager
     async def _write(self, more: bool) -> AsyncIterator[None]:
-        _rule(not self.writing, "two write at the same time")
-        _rule(not self.ended, "something after the end")
-        _rule(not self.dropped, "something after it was dropped")
+        _rule(not self.writing, "two writes at the same time")
+        _rule(not self.ended, "a write after the end")
+        _rule(not self.dropped, "a write after the response was dropped")
         self.writing = True
         try:
             with trio.CancelScope(shield=True):
@@ -117,7 +117,7 @@ class Recorder:
     def go_on(self) -> None:
         self._free.set()
 
-    # What came.
+    # The recorded response.
 
     @property
     def body(self) -> bytes:
@@ -154,24 +154,24 @@ class Recorder:
 
 @attrs.frozen
 class RecordedExchange:
-    """One request, its response, and what the server is told when the client goes."""
+    """One request: its response, and the callback of the endpoint for a client that disconnects."""
 
     response: Recorder
-    gone: Callable[[], None]
+    on_disconnect: Callable[[], None]
 
-    def leave(self) -> None:
+    def disconnect(self) -> None:
         self.response.cut()
-        self.gone()
+        self.on_disconnect()
 
 
 class EndpointClient:
-    """Where requests come in."""
+    """A client that hands its requests to an endpoint."""
 
     def __init__(self, endpoint: Endpoint, run: Run) -> None:
         self.endpoint = endpoint
         self.run = run
         self.revisions: dict[str, str] = {}
-        self._web = HttpClient(_nowhere)
+        self._web = HttpClient(_no_connection)
 
     async def ask(
         self,
@@ -186,7 +186,7 @@ class EndpointClient:
         prefix: str = "",
         **headers: str | None,
     ) -> RecordedExchange:
-        """One request; comes back when the endpoint has done what it can do at once."""
+        """Send one request, and return when `serve` of the endpoint has returned."""
         revision = revision or self.revisions.get(session or "", "2026-07-28")
         fields = {"Host": "localhost", **self._web.headers_for(message, revision, session)}
         if method == "GET":
@@ -198,28 +198,28 @@ class EndpointClient:
         admitted = await self.endpoint.admit(HttpRequest(method, path, kept, prefix=prefix), peer)
         if isinstance(admitted, Reply):
             await send_reply(response, admitted)
-            return RecordedExchange(response, _nothing)
-        gone = await self.endpoint.serve(admitted, HttpRequest(method, path, kept, body), response)
-        return RecordedExchange(response, gone)
+            return RecordedExchange(response, _ended)
+        on_disconnect = await self.endpoint.serve(admitted, HttpRequest(method, path, kept, body), response)
+        return RecordedExchange(response, on_disconnect)
 
     async def post(self, message: Any, session: str | None = None, **how: Any) -> RecordedExchange:
-        visit = await self.ask("POST", message, session, **how)
+        exchange = await self.ask("POST", message, session, **how)
         await wait_all_tasks_blocked()
-        return visit
+        return exchange
 
     async def get(self, session: str, after: str | None = None, **how: Any) -> RecordedExchange:
         how.setdefault("Last_Event_ID", after)
-        visit = await self.ask("GET", None, session, **how)
+        exchange = await self.ask("GET", None, session, **how)
         await wait_all_tasks_blocked()
-        return visit
+        return exchange
 
-    async def initialize_alone(self, revision: str, **how: Any) -> RecordedExchange:
+    async def send_initialize(self, revision: str, **how: Any) -> RecordedExchange:
         params = {"protocolVersion": revision, "capabilities": CAPABILITIES[revision], "clientInfo": CLIENT_INFO}
         return await self.post(request("initialize", params, 0, revision=revision), revision=revision, **how)
 
     async def initialize(self, revision: str, **how: Any) -> str:
-        visit = await self.initialize_alone(revision, **how)
-        session = visit.response.headers["Mcp-Session-Id"]
+        exchange = await self.send_initialize(revision, **how)
+        session = exchange.response.headers["Mcp-Session-Id"]
         self.revisions[session] = revision
         headers = {name: value for name, value in how.items() if name == "Authorization"}
         opened = await self.post(notification("notifications/initialized"), session, **headers)
@@ -227,20 +227,20 @@ class EndpointClient:
         return session
 
 
-async def _nowhere() -> trio.abc.Stream:
-    raise AssertionError("nothing is sent by HTTP here")
+async def _no_connection() -> trio.abc.Stream:
+    raise AssertionError("this client sends no HTTP")
 
 
-def _nothing() -> None:
-    """The response has ended."""
+def _ended() -> None:
+    """The response has ended, so there is no request to disconnect."""
 
 
 @contextlib.asynccontextmanager
 async def endpoint_of(server: Server, **options: Any) -> AsyncIterator[EndpointClient]:
-    """The endpoint of a server that runs for as long as the block."""
+    """A client of the endpoint of a server, which runs for the duration of the block."""
     with checked_responses():
-        async with _at(server, options) as door:
-            yield door
+        async with _at(server, options) as client:
+            yield client
 
 
 @contextlib.asynccontextmanager

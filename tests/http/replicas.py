@@ -1,8 +1,8 @@
-"""Replicas of one server: several servers in one process, each with its own endpoint, that share a store.
+"""Replicas of a server: several servers in one process that share a store; each has its own endpoint.
 
 async with replicas() as group:
-    await group.web.call(...)       # each request to the next replica
-    await group.webs[1].call(...)   # to the second one
+    await group.web.call(...)       # each request goes to the next replica
+    await group.webs[1].call(...)   # goes to the second replica
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ from trio_mcp import Server
 from trio_mcp.core.http import LOOPBACK_HOSTS
 from trio_mcp.server.http import serve_http
 from trio_mcp.stores import MemoryStore
-from trio_mcp.stores import rows as clock  # its clock is that of the test
+from trio_mcp.stores import rows as clock  # the test replaces its clock
 
 __all__ = ["KEYS", "ReplicaGroup", "make_scripted", "replicas"]
 
@@ -38,20 +38,20 @@ class ReplicaGroup:
     webs: list[HttpClient]
     """A client of each replica."""
     web: HttpClient
-    """A client whose requests go to one replica after the other."""
+    """A client that sends each request to the next replica."""
     store: Any
     scopes: list[trio.CancelScope]
 
     async def crash(self, number: int) -> None:
-        """End a replica without a last write: its rows and its lease stay as they are."""
+        """End a replica without a further write: its rows and its lease stay in the store."""
         scripted = self.servers[number]
         getattr(scripted, "server", scripted)._store.cut()
         self.scopes[number].cancel()
         await trio.testing.wait_all_tasks_blocked()
 
 
-class _Severed:
-    """A store as one replica has it; after `cut` that replica writes nothing more."""
+class _CuttableStore:
+    """The store of one replica; after `cut` the replica writes to it no more."""
 
     def __init__(self, store: Any) -> None:
         self._store = store
@@ -60,7 +60,7 @@ class _Severed:
     def cut(self) -> None:
         self._cut = True
 
-    async def __aenter__(self) -> _Severed:
+    async def __aenter__(self) -> _CuttableStore:
         await self._store.__aenter__()
         return self
 
@@ -71,10 +71,10 @@ class _Severed:
         found = getattr(self._store, name)
         if not self._cut or name == "receive":
             return found
-        return partial(_nothing, name)
+        return partial(_empty_result, name)
 
 
-async def _nothing(name: str, *args: Any, **options: Any) -> Any:
+async def _empty_result(name: str, *args: Any, **options: Any) -> Any:
     await trio.lowlevel.checkpoint()
     return {"read": (0, ()), "list": (), "claim": (), "changes": (0, ())}.get(name)
 
@@ -92,11 +92,13 @@ async def replicas(
     monkeypatch: pytest.MonkeyPatch,
     **options: Any,
 ) -> AsyncIterator[ReplicaGroup]:
-    """`make` makes a server, or a `Stage`, with this store; `options` are those of `serve_http`."""
-    monkeypatch.setattr(clock, "wall", trio.current_time)  # leases end by the clock of the test
+    """Replicas that `make` creates with this store; `options` are those of `serve_http`.
+
+    `make` returns a `Server` or a `ScriptedServer`."""
+    monkeypatch.setattr(clock, "wall", trio.current_time)  # leases end by the mock clock
     store = MemoryStore() if store is None else store
     options.setdefault("allowed_hosts", LOOPBACK_HOSTS)
-    servers = [make(_Severed(store)) for _ in range(number)]
+    servers = [make(_CuttableStore(store)) for _ in range(number)]
     listeners = [MemoryListener() for _ in servers]
     scopes = [trio.CancelScope() for _ in servers]
     turn = 0
@@ -111,12 +113,12 @@ async def replicas(
             await serve_http(server, listeners=[listeners[index]], task_status=task_status, **options)
 
     webs = [HttpClient(each.connect) for each in listeners]
-    everywhere = HttpClient(connect, headers={"Connection": "close"})
+    alternating = HttpClient(connect, headers={"Connection": "close"})
     async with trio.open_nursery() as nursery:
         for index, scripted in enumerate(servers):
             await nursery.start(serve, getattr(scripted, "server", scripted), index)
         async with contextlib.AsyncExitStack() as stack:
-            for web in (*webs, everywhere):
+            for web in (*webs, alternating):
                 await stack.enter_async_context(contextlib.aclosing(web))
-            yield ReplicaGroup(servers, webs, everywhere, store, scopes)
+            yield ReplicaGroup(servers, webs, alternating, store, scopes)
         nursery.cancel_scope.cancel()

@@ -1,4 +1,4 @@
-"""A server that plays what a test writes down, step by step, and what one says to it."""
+"""A server with a tool that runs the steps in its arguments, and helpers for requests to it."""
 
 from __future__ import annotations
 
@@ -39,11 +39,11 @@ class Size:
 
 
 class ScriptedServer:
-    """A server whose tool `play` does what its steps say, and what became of the plays.
+    """A server with a tool `play` that runs the steps in its arguments, and records how each call ended.
 
-    A step is "progress", "log", "ask", "sample", "roots", "sleep 7", "wait x" (for `go["x"]`), "say x" (as the result),
-    "fail", "touch r://1" (the resource was updated), "tools" (the list has changed), "many 9" (as many reports),
-    "hang-up 2" (the client may go, and come back after so many seconds).
+    The steps are "progress", "log", "ask", "sample", "roots", "sleep 7", "wait x" (for the event `go["x"]`), "say x"
+    (sets the result), "fail", "touch r://1" (reports an update of the resource), "tools" (reports that the list has
+    changed), "many 9" (9 progress reports) and "hang-up 2" (the client disconnects, and returns after 2 seconds).
     """
 
     def __init__(self, **options: Any) -> None:
@@ -62,19 +62,19 @@ class ScriptedServer:
         said = "done"
         try:
             for step in steps:
-                what, _, detail = step.partition(" ")
-                if what == "say":
+                kind, _, detail = step.partition(" ")
+                if kind == "say":
                     said = detail
                 else:
-                    await self._do(what, detail, ctx)
+                    await self._do(kind, detail, ctx)
         except trio.Cancelled:
             self.cancelled.append(name)
             raise
         self.ended.append(name)
         return said
 
-    async def _do(self, what: str, detail: str, ctx: Context) -> None:
-        deeds: dict[str, Callable[[], Any]] = {
+    async def _do(self, kind: str, detail: str, ctx: Context) -> None:
+        actions: dict[str, Callable[[], Any]] = {
             "progress": lambda: self._report(ctx),
             "log": lambda: ctx.log("info", detail),
             "ask": lambda: ctx.elicit("Which size?", Size),
@@ -85,15 +85,15 @@ class ScriptedServer:
             "wait": lambda: self.go[detail].wait(),
             "many": lambda: self._many(ctx, int(detail)),
         }
-        if what == "touch":
+        if kind == "touch":
             self.server.notify_resource_updated(detail)
-        elif what == "tools":
+        elif kind == "tools":
             self.server.notify_list_changed("tools")
-        elif what == "fail":
+        elif kind == "fail":
             raise RuntimeError(detail)
         else:
-            outcome = await deeds[what]()
-            if what in ("ask", "sample", "roots", "hang-up"):
+            outcome = await actions[kind]()
+            if kind in ("ask", "sample", "roots", "hang-up"):
                 self.answers.append(outcome)
 
     async def _report(self, ctx: Context) -> None:
@@ -124,17 +124,17 @@ def methods(messages: list[dict[str, Any]]) -> list[str]:
 
 
 async def open_session(web: HttpClient, revision: str) -> str | None:
-    """A session, in the revisions that have any."""
+    """Open a session; the modern revision has no sessions, so the result is None."""
     return None if revision == E else await web.initialize(revision)
 
 
 async def wait_until_idle() -> None:
-    """Until the server has done all that it can do now."""
+    """Wait until the server has done all that it can do now."""
     await wait_all_tasks_blocked()
 
 
 async def begin_post(web: HttpClient, message: Any, session: str | None, revision: str = D) -> tuple[Any, bytes]:
-    """A message that was posted, and whose response nobody has waited for."""
+    """Post a message without reading the response; return the connection and the body that was sent."""
     fields = web.headers_for(message, revision, session)
     body = json.dumps(message).encode()
     link = await web.link()

@@ -1,7 +1,7 @@
-"""A server that is served by HTTP, and a client of it: `served` over memory streams, `listening` over loopback sockets.
+"""A server behind HTTP and its client: `served` over memory streams, `listening` over loopback sockets.
 
-Both go through `serve_http`, so that nothing but the stream differs.  What the block raises leaves it as it is, and
-afterwards no task of the server is left.
+Both call `serve_http`, so only the streams differ.  An exception leaves the block without a group around it.  After the
+block the server must have no tasks left.
 """
 
 from __future__ import annotations
@@ -20,7 +20,10 @@ __all__ = ["MemoryListener", "bearer", "by_token", "listening", "served"]
 
 
 class MemoryListener(trio.abc.Listener[trio.abc.Stream]):
-    """Accepts what `connect` makes; `streams` makes the two ends.  `server_ends` are the server's ends so far."""
+    """Accepts the connections that `connect` makes; `streams` makes the two ends of a connection.
+
+    `server_ends` are the server's ends so far.
+    """
 
     def __init__(self, streams: Callable[[], tuple[trio.abc.Stream, trio.abc.Stream]] = unlimited_pipe) -> None:
         self._streams = streams
@@ -33,7 +36,7 @@ class MemoryListener(trio.abc.Listener[trio.abc.Stream]):
         try:
             self._send.send_nowait(theirs)
         except trio.BrokenResourceError:
-            raise OSError("nobody listens here any more") from None
+            raise OSError("the listener is closed") from None
         await trio.lowlevel.checkpoint()
         return ours
 
@@ -46,13 +49,13 @@ class MemoryListener(trio.abc.Listener[trio.abc.Stream]):
 
 
 async def by_token(request: HttpRequest) -> str | None:
-    """Authenticates by the bearer token, which is the principal itself."""
+    """Authenticate by the bearer token: the token is the name of the principal."""
     kind, _, token = request.headers.get("Authorization", "").partition(" ")
     return token or None if kind == "Bearer" else None
 
 
 def bearer(principal: str) -> dict[str, str | None]:
-    """What a request in the name of this principal has for headers."""
+    """The headers of a request of this principal, for `by_token`."""
     return {"Authorization": f"Bearer {principal}"}
 
 
@@ -65,9 +68,9 @@ async def served(
     ends: bool = True,
     **options: Any,
 ) -> AsyncIterator[HttpClient]:
-    """A client of `server` over memory; `options` are those of `serve_http`.
+    """A client of `server` over memory streams; `options` are those of `serve_http`.
 
-    With `ends=False` the block waits at its end until the server has returned by itself, as after a drain.
+    With `ends=False` the end of the block waits until the server returns without a cancellation, as after a drain.
     """
     from trio_mcp.server.http import serve_http
 
@@ -104,6 +107,6 @@ async def _serving(serve_http: Any, server: Any, ends: bool, **options: Any) -> 
             yield address
             if ends:
                 nursery.cancel_scope.cancel()
-    await trio.testing.wait_all_tasks_blocked()  # some may be about to end
+    await trio.testing.wait_all_tasks_blocked()  # some tasks may be about to end
     left = {task for task in running_tasks() - before if task is not trio.lowlevel.current_task()}
-    assert not left, f"tasks were left: {sorted(task.name for task in left)}\n{task_positions()}"
+    assert not left, f"tasks are left: {sorted(task.name for task in left)}\n{task_positions()}"

@@ -1,4 +1,4 @@
-"""What becomes of a request by HTTP, from its head to the end of its response."""
+"""`Endpoint`: HTTP requests from the head to the end of the response."""
 
 from __future__ import annotations
 
@@ -41,15 +41,15 @@ LISTEN = "subscriptions/listen"
 OPENING = {"protocolVersion": D, "capabilities": {}, "clientInfo": {"name": "x", "version": "1"}}
 
 
-async def opened(door: EndpointClient, revision: str, **how: Any) -> str | None:
-    return None if revision == E else await door.initialize(revision, **how)
+async def open_session(client: EndpointClient, revision: str, **how: Any) -> str | None:
+    return None if revision == E else await client.initialize(revision, **how)
 
 
 def listen(id: Any = 1) -> dict[str, Any]:
     return request(LISTEN, {"notifications": {"toolsListChanged": True}}, id)
 
 
-# Options.
+# Options
 
 
 @pytest.mark.parametrize(
@@ -83,7 +83,7 @@ def listen(id: Any = 1) -> dict[str, Any]:
         ),
     ],
 )
-async def test_an_option_that_cannot_be_is_an_error_that_says_what_can(
+async def test_an_invalid_option_is_an_error_with_the_valid_values(
     options: dict[str, Any], error: type[Exception], words: list[str], autojump_clock: MockClock
 ) -> None:
     async with Server("x").running() as run:
@@ -92,13 +92,13 @@ async def test_an_option_that_cannot_be_is_an_error_that_says_what_can(
         assert all(word in str(raised.value) for word in words)
 
 
-async def test_a_rate_of_nothing_is_an_error(autojump_clock: MockClock) -> None:
+async def test_a_request_rate_of_zero_is_an_error(autojump_clock: MockClock) -> None:
     async with Server("x", limits=Limits(request_rate=0)).running() as run:
         with pytest.raises(UsageError, match=r"Limits\.request_rate"):
             Endpoint(run)
 
 
-async def test_what_is_not_said_has_a_default(autojump_clock: MockClock) -> None:
+async def test_options_have_defaults(autojump_clock: MockClock) -> None:
     async with Server("x").running() as run:
         endpoint = Endpoint(run)
         policy = endpoint.policy
@@ -118,52 +118,52 @@ async def test_what_is_not_said_has_a_default(autojump_clock: MockClock) -> None
     ],
 )
 async def test_the_host_of_the_public_url_is_served(url: str, base: str, host: str, autojump_clock: MockClock) -> None:
-    async with endpoint_of(ScriptedServer().server, public_url=url) as door:
-        assert door.endpoint.public_url == base
+    async with endpoint_of(ScriptedServer().server, public_url=url) as client:
+        assert client.endpoint.public_url == base
         for name, status in ((host, 200), ("localhost", 200), ("example.org", 421)):
-            visit = await door.post(request("server/discover"), Host=name)
-            assert visit.response.status == status
-    async with endpoint_of(ScriptedServer().server, public_url=url, allowed_hosts=["other.org"]) as door:
+            exchange = await client.post(request("server/discover"), Host=name)
+            assert exchange.response.status == status
+    async with endpoint_of(ScriptedServer().server, public_url=url, allowed_hosts=["other.org"]) as client:
         for name, status in ((host, 200), ("localhost", 421), ("other.org", 200)):
-            visit = await door.post(request("server/discover"), Host=name)
-            assert visit.response.status == status
+            exchange = await client.post(request("server/discover"), Host=name)
+            assert exchange.response.status == status
 
 
-# The head.
+# The head of a request
 
 
-async def test_who_asks_is_asked_for_unless_the_head_is_refused(autojump_clock: MockClock) -> None:
+async def test_authenticate_is_called_unless_the_head_is_refused(autojump_clock: MockClock) -> None:
     asked: list[str] = []
 
     async def authenticate(asking: HttpRequest) -> str | None:
         asked.append(asking.method)
         return await by_token(asking)
 
-    async with endpoint_of(ScriptedServer().server, authenticate=authenticate) as door:
-        visit = await door.post(request("server/discover"), Origin="http://localhost:1")
-        assert visit.response.status == 401
-        assert visit.response.headers["WWW-Authenticate"] == "Bearer"
-        assert visit.response.headers["Access-Control-Allow-Origin"] == "http://localhost:1"
-        assert (await door.post(request("server/discover"), **bearer("ann"))).response.status == 200
+    async with endpoint_of(ScriptedServer().server, authenticate=authenticate) as client:
+        exchange = await client.post(request("server/discover"), Origin="http://localhost:1")
+        assert exchange.response.status == 401
+        assert exchange.response.headers["WWW-Authenticate"] == "Bearer"
+        assert exchange.response.headers["Access-Control-Allow-Origin"] == "http://localhost:1"
+        assert (await client.post(request("server/discover"), **bearer("ann"))).response.status == 200
         assert asked == ["POST", "POST"]
-        await door.post(request("server/discover"), Origin="http://evil.example")
-        await door.ask("OPTIONS")
+        await client.post(request("server/discover"), Origin="http://evil.example")
+        await client.ask("OPTIONS")
         assert asked == ["POST", "POST"]
 
 
-async def test_a_websocket_is_admitted_like_anything_else(autojump_clock: MockClock) -> None:
-    async with endpoint_of(ScriptedServer().server) as door:
+async def test_a_request_for_a_websocket_is_admitted_like_others(autojump_clock: MockClock) -> None:
+    async with endpoint_of(ScriptedServer().server) as client:
         asking = HttpRequest("GET", "/ws", {"Host": "localhost"})
-        admitted = await door.endpoint.admit(asking)
+        admitted = await client.endpoint.admit(asking)
         assert isinstance(admitted, AdmittedRequest)
         assert admitted.head.websocket
-        refused = await door.endpoint.admit(HttpRequest("GET", "/ws", {"Host": "evil.example"}))
+        refused = await client.endpoint.admit(HttpRequest("GET", "/ws", {"Host": "evil.example"}))
         assert isinstance(refused, Reply)
         assert refused.status == 421
 
 
 @pytest.mark.parametrize("secret", [False, True])
-async def test_equal_heads_of_a_client_are_admitted_once_unless_more_than_the_head_decides(
+async def test_equal_heads_of_a_client_are_admitted_once_without_authenticate(
     secret: bool, autojump_clock: MockClock
 ) -> None:
     async def authenticate(asking: HttpRequest) -> str:
@@ -180,153 +180,149 @@ async def test_equal_heads_of_a_client_are_admitted_once_unless_more_than_the_he
     assert head is not None
     assert head is heads[1]
     options: dict[str, Any] = {"authenticate": authenticate} if secret else {}
-    async with endpoint_of(ScriptedServer().server, **options) as door:
-        first = await door.endpoint.admit(head, "10.0.0.1")
+    async with endpoint_of(ScriptedServer().server, **options) as client:
+        first = await client.endpoint.admit(head, "10.0.0.1")
         assert isinstance(first, AdmittedRequest)
-        assert (await door.endpoint.admit(head, "10.0.0.1") is first) is not secret
-        other = await door.endpoint.admit(head, "10.0.0.2")
+        assert (await client.endpoint.admit(head, "10.0.0.1") is first) is not secret
+        other = await client.endpoint.admit(head, "10.0.0.2")
         assert isinstance(other, AdmittedRequest)
         assert other.peer == "10.0.0.2"
-    async with endpoint_of(ScriptedServer().server, allowed_hosts=["example.com"]) as door:
-        refused = await door.endpoint.admit(head, "10.0.0.1")
+    async with endpoint_of(ScriptedServer().server, allowed_hosts=["example.com"]) as client:
+        refused = await client.endpoint.admit(head, "10.0.0.1")
         assert isinstance(refused, Reply)
         assert refused.status == 421
 
 
-async def test_whoever_runs_the_server_is_told_what_is_refused(
-    autojump_clock: MockClock, caplog: pytest.LogCaptureFixture
-) -> None:
+async def test_refused_requests_are_logged(autojump_clock: MockClock, caplog: pytest.LogCaptureFixture) -> None:
     caplog.set_level(logging.INFO, "trio_mcp.http")
-    async with endpoint_of(ScriptedServer().server, **SSE_PATHS) as door:
-        await door.post(request("ping"), path="/messages?session=nobodys")
-        await door.ask("PUT")
-        await door.post(request("server/discover"))
+    async with endpoint_of(ScriptedServer().server, **SSE_PATHS) as client:
+        await client.post(request("ping"), path="/messages?session=secret-id")
+        await client.ask("PUT")
+        await client.post(request("server/discover"))
     first, second = (record.getMessage() for record in caplog.records)
     assert "404" in first
     assert "/messages" in first
-    assert "nobodys" not in first
+    assert "secret-id" not in first
     assert "405" in second
 
 
 @pytest.mark.parametrize("how", ["initialize", "sse"])
-async def test_there_are_no_more_sessions_in_use_than_the_limit(how: str, autojump_clock: MockClock) -> None:
-    async with endpoint_of(ScriptedServer(limits=Limits(sessions=1)).server, **SSE_PATHS) as door:
-        session = await door.initialize(D)
-        standing = await door.get(session)
+async def test_the_number_of_sessions_in_use_is_limited(how: str, autojump_clock: MockClock) -> None:
+    async with endpoint_of(ScriptedServer(limits=Limits(sessions=1)).server, **SSE_PATHS) as client:
+        session = await client.initialize(D)
+        standing = await client.get(session)
 
         async def another() -> RecordedExchange:
             if how == "sse":
-                return await door.ask("GET", path="/sse", Accept="text/event-stream")
-            return await door.post(request("initialize", OPENING, 0, revision=D), revision=D)
+                return await client.ask("GET", path="/sse", Accept="text/event-stream")
+            return await client.post(request("initialize", OPENING, 0, revision=D), revision=D)
 
         refused = (await another()).response
         assert refused.status == 503
         assert "Limits.sessions" in refused.json["error"]["message"]
         assert refused.headers["Retry-After"]
-        standing.leave()
+        standing.disconnect()
         assert (await another()).response.status == 200
-        assert (await door.post(request("ping", revision=D), session)).response.status == 404
+        assert (await client.post(request("ping", revision=D), session)).response.status == 404
 
 
 async def test_a_principal_has_a_stable_name(autojump_clock: MockClock, caplog: pytest.LogCaptureFixture) -> None:
     async def authenticate(asking: HttpRequest) -> Any:
         return 7
 
-    async with endpoint_of(ScriptedServer().server, authenticate=authenticate) as door:
-        assert (await door.post(request("server/discover"))).response.status == 500
+    async with endpoint_of(ScriptedServer().server, authenticate=authenticate) as client:
+        assert (await client.post(request("server/discover"))).response.status == 500
     assert "pass a stable, unique name" in caplog.text
 
 
-async def test_how_often_a_client_asks_is_counted_by_who_it_is_or_where(autojump_clock: MockClock) -> None:
+async def test_the_request_rate_is_counted_by_principal_or_by_address(autojump_clock: MockClock) -> None:
     server = ScriptedServer(limits=Limits(request_rate=2)).server
-    async with endpoint_of(server) as door:
+    async with endpoint_of(server) as client:
         for peer in ("10.0.0.1", "10.0.0.2", None):
-            statuses = [(await door.post(request("server/discover"), peer=peer)).response.status for _ in range(3)]
+            statuses = [(await client.post(request("server/discover"), peer=peer)).response.status for _ in range(3)]
             assert statuses == [200, 200, 429]
-        refused = (await door.post(request("server/discover"), peer="10.0.0.1", Origin="http://localhost")).response
+        refused = (await client.post(request("server/discover"), peer="10.0.0.1", Origin="http://localhost")).response
         assert refused.headers["Retry-After"] == "1"
         assert "Limits.request_rate" in refused.json["error"]["message"]
         assert refused.headers["Access-Control-Allow-Origin"] == "http://localhost"
         await trio.sleep(1)
-        assert (await door.post(request("server/discover"), peer="10.0.0.1")).response.status == 200
-    async with endpoint_of(server, authenticate=by_token) as door:
+        assert (await client.post(request("server/discover"), peer="10.0.0.1")).response.status == 200
+    async with endpoint_of(server, authenticate=by_token) as client:
         for name in ("ann", "bob"):
             statuses = [
-                (await door.post(request("server/discover"), peer=f"10.0.0.{n}", **bearer(name))).response.status
+                (await client.post(request("server/discover"), peer=f"10.0.0.{n}", **bearer(name))).response.status
                 for n in range(3)
             ]
             assert statuses == [200, 200, 429]
-        # Who guesses may not guess more often.
-        statuses = [(await door.post(request("server/discover"), peer="10.1.1.1")).response.status for _ in range(4)]
+        # Requests without credentials are counted by address, so that guesses are limited too.
+        statuses = [(await client.post(request("server/discover"), peer="10.1.1.1")).response.status for _ in range(4)]
         assert statuses == [401, 401, 429, 429]
 
 
-# Requests that stand alone.
+# Requests without a session
 
 
 @req("cancel-14", "http-115")
 @pytest.mark.parametrize("steps", [["wait never"], ["progress", "wait never"]])
-async def test_a_modern_request_is_cancelled_by_its_client_that_leaves(
+async def test_a_modern_request_is_cancelled_when_its_client_disconnects(
     steps: list[str], autojump_clock: MockClock
 ) -> None:
     scripted = ScriptedServer()
-    async with endpoint_of(scripted.server) as door:
-        visit = await door.post(play_call(*steps, revision=E))
-        other = await door.post(play_call("wait go", revision=E))
-        assert door.endpoint.clients == 2
-        visit.leave()
+    async with endpoint_of(scripted.server) as client:
+        exchange = await client.post(play_call(*steps, revision=E))
+        other = await client.post(play_call("wait go", revision=E))
+        assert client.endpoint.clients == 2
+        exchange.disconnect()
         await wait_all_tasks_blocked()
         assert scripted.cancelled == [""]
-        assert door.endpoint.clients == 1
+        assert client.endpoint.clients == 1
         scripted.go["go"].set()
         await wait_all_tasks_blocked()
         assert other.response.status == 200
         assert scripted.ended == [""]
-        visit.gone()
-        assert not any(name in visit.response.headers for name in ("Mcp-Session-Id",))
-        if visit.response.streams:
-            assert all(event.id is None for event in visit.response.events)
+        exchange.on_disconnect()
+        assert not any(name in exchange.response.headers for name in ("Mcp-Session-Id",))
+        if exchange.response.streams:
+            assert all(event.id is None for event in exchange.response.events)
 
 
 @req("cancel-14")
-async def test_a_modern_request_whose_answer_cannot_be_written_is_over(autojump_clock: MockClock) -> None:
+async def test_a_modern_request_ends_when_its_answer_cannot_be_written(autojump_clock: MockClock) -> None:
     scripted = ScriptedServer()
-    async with endpoint_of(scripted.server) as door:
-        visit = await door.post(play_call("wait go", "progress", "wait never", revision=E))
-        visit.response.cut()
+    async with endpoint_of(scripted.server) as client:
+        exchange = await client.post(play_call("wait go", "progress", "wait never", revision=E))
+        exchange.response.cut()
         scripted.go["go"].set()
         await wait_all_tasks_blocked()
         assert scripted.cancelled == [""]
-        assert door.endpoint.clients == 0
-        subscribed = await door.post(listen())
-        assert door.run.statistics().listeners == 1
-        subscribed.leave()
-        assert door.run.statistics().listeners == 0
+        assert client.endpoint.clients == 0
+        subscribed = await client.post(listen())
+        assert client.run.statistics().listeners == 1
+        subscribed.disconnect()
+        assert client.run.statistics().listeners == 0
 
 
 @session_revisions
-async def test_a_legacy_request_without_a_session_runs_to_its_end_and_is_forgotten(
-    revision: str, autojump_clock: MockClock
-) -> None:
+async def test_a_legacy_request_without_a_session_outlives_its_client(revision: str, autojump_clock: MockClock) -> None:
     scripted = ScriptedServer()
-    async with endpoint_of(scripted.server, sessions=False) as door:
-        opening = await door.initialize_alone(revision)
+    async with endpoint_of(scripted.server, sessions=False) as client:
+        opening = await client.send_initialize(revision)
         assert "Mcp-Session-Id" not in opening.response.headers
-        assert (door.endpoint.clients, door.run.statistics().listeners) == (0, 0)
-        visit = await door.post(play_call("progress", "wait go", "progress", revision=revision), revision=revision)
-        assert [event.id for event in visit.response.events] == [None]
-        visit.leave()
+        assert (client.endpoint.clients, client.run.statistics().listeners) == (0, 0)
+        exchange = await client.post(play_call("progress", "wait go", "progress", revision=revision), revision=revision)
+        assert [event.id for event in exchange.response.events] == [None]
+        exchange.disconnect()
         await trio.sleep(100)
-        assert door.endpoint.clients == 1
+        assert client.endpoint.clients == 1
         scripted.go["go"].set()
         await wait_all_tasks_blocked()
         assert scripted.ended == [""]
-        assert door.endpoint.clients == 0
-        assert (await door.post(notification("notifications/x"), revision=revision)).response.status == 202
+        assert client.endpoint.clients == 0
+        assert (await client.post(notification("notifications/x"), revision=revision)).response.status == 202
 
 
 @session_revisions
-async def test_a_question_without_a_session_fails_at_once_for_nothing_could_bring_the_answer(
+async def test_a_question_without_a_session_fails_at_once(
     revision: str, autojump_clock: MockClock, caplog: pytest.LogCaptureFixture
 ) -> None:
     server = Server("asks")
@@ -336,71 +332,71 @@ async def test_a_question_without_a_session_fails_at_once_for_nothing_could_brin
         await ctx.progress(1)
         try:
             await ctx.roots()
-        except NotDeclared as error:  # what the client can is not known
+        except NotDeclared as error:  # the capabilities of the client are not known
             return str(error)
         return "answered"
 
-    async with endpoint_of(server, sessions=False) as door:
-        visit = await door.post(
+    async with endpoint_of(server, sessions=False) as client:
+        exchange = await client.post(
             request("tools/call", {"name": "asks"}, revision=revision, progress=1), revision=revision
         )
         await wait_all_tasks_blocked()
-        assert visit.response.ended
-        assert methods(visit.response.messages) == [PROGRESS, "the answer"]
-        said = visit.response.messages[-1]["result"]["content"][0]["text"]
+        assert exchange.response.ended
+        assert methods(exchange.response.messages) == [PROGRESS, "the answer"]
+        said = exchange.response.messages[-1]["result"]["content"][0]["text"]
         assert "sessions=False" in said
 
 
 @pytest.mark.parametrize("options", [{"sessions": False}, {"json_only": True}])
 @session_revisions
-async def test_where_nothing_can_be_told_unasked_no_changes_are_promised(
+async def test_no_changes_are_promised_without_a_stream_to_send_them_on(
     revision: str, options: dict[str, Any], autojump_clock: MockClock
 ) -> None:
     scripted = ScriptedServer()
-    async with endpoint_of(scripted.server, **options) as door:
-        opening = await door.initialize_alone(revision)
+    async with endpoint_of(scripted.server, **options) as client:
+        opening = await client.send_initialize(revision)
         declared = opening.response.json["result"]["capabilities"]
         assert declared["tools"] == declared["resources"] == {}
-        session = None if "sessions" in options else await door.initialize(revision)
+        session = None if "sessions" in options else await client.initialize(revision)
         subscribe = request("resources/subscribe", {"uri": "r://1"}, revision=revision)
-        visit = await door.post(subscribe, session, revision=revision)
-        error = visit.response.json["error"]
+        exchange = await client.post(subscribe, session, revision=revision)
+        error = exchange.response.json["error"]
         assert error["code"] == -32601
         assert "resources.subscribe, which was not declared" in error["message"]
 
 
-async def test_nothing_keeps_a_request_alive_that_is_over(autojump_clock: MockClock) -> None:
-    logging.disable(logging.CRITICAL)  # who captures a log keeps the traceback of what failed
+async def test_a_finished_request_is_not_referenced(autojump_clock: MockClock) -> None:
+    logging.disable(logging.CRITICAL)  # a captured log record keeps the traceback of the failed call
     try:
-        await _serve_and_forget()
+        await _check_references()
     finally:
         logging.disable(logging.NOTSET)
 
 
-async def _serve_and_forget() -> None:
+async def _check_references() -> None:
     scripted = ScriptedServer()
     kept: list[Callable[[], Any]] = []
     attach = ResponseStream.attach
 
-    def watched(lane: ResponseStream, *args: Any) -> Any:
-        owner = lane.owner
-        kept.extend(map(weakref.ref, (lane, owner.server_session, args[0])))
-        return attach(lane, *args)
+    def attach_and_keep(stream: ResponseStream, *args: Any) -> Any:
+        owner = stream.owner
+        kept.extend(map(weakref.ref, (stream, owner.server_session, args[0])))
+        return attach(stream, *args)
 
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(ResponseStream, "attach", watched)
-        async with endpoint_of(scripted.server) as door:
+        patch.setattr(ResponseStream, "attach", attach_and_keep)
+        async with endpoint_of(scripted.server) as client:
             gc.collect()
             gc.disable()
             try:
                 for steps in (["say x"], ["progress", "sleep 1"], ["ask"], ["fail on purpose"]):
-                    await door.post(play_call(*steps, revision=E))
-                await door.post(request("no/such"))
-                (await door.post(play_call("wait never", revision=E))).leave()
-                (await door.post(listen())).leave()
+                    await client.post(play_call(*steps, revision=E))
+                await client.post(request("no/such"))
+                (await client.post(play_call("wait never", revision=E))).disconnect()
+                (await client.post(listen())).disconnect()
                 await trio.sleep(2)
                 assert len(kept) == 3 * 7
-                # Only a handler that waits for a retry has what it asked by.
+                # Only the handler that waits for a retry keeps the stream and the session of its question.
                 assert sorted(type(each()).__name__ for each in kept if each() is not None) == [
                     "ResponseStream",
                     "ServerSession",
@@ -409,102 +405,105 @@ async def _serve_and_forget() -> None:
                 gc.enable()
 
 
-# Sessions.
+# Sessions
 
 
 @session_revisions
-async def test_what_a_message_is_fed_to(revision: str, autojump_clock: MockClock) -> None:
-    """Every verdict once, carried out."""
+async def test_each_message_of_a_session_reaches_its_receiver(revision: str, autojump_clock: MockClock) -> None:
+    """Each verdict on a message occurs once."""
     scripted = ScriptedServer()
-    async with endpoint_of(scripted.server) as door:
-        session = await door.initialize(revision)
-        assert (await door.post(request("ping", revision=revision), session)).response.json["result"] == {}
-        asked = await door.post(play_call("roots", revision=revision), session)
+    async with endpoint_of(scripted.server) as client:
+        session = await client.initialize(revision)
+        assert (await client.post(request("ping", revision=revision), session)).response.json["result"] == {}
+        asked = await client.post(play_call("roots", revision=revision), session)
         (question,) = asked.response.messages
-        answered = await door.post(response(question["id"], {"roots": []}), session)
+        answered = await client.post(response(question["id"], {"roots": []}), session)
         assert (answered.response.status, answered.response.body) == (202, b"")
         assert scripted.ended == [""]
-        standing = await door.get(session)
+        standing = await client.get(session)
         assert (standing.response.status, standing.response.streams, standing.response.ended) == (200, True, False)
-        assert (await door.ask("DELETE", None, session)).response.status == 204
+        assert (await client.ask("DELETE", None, session)).response.status == 204
         await wait_all_tasks_blocked()
         assert standing.response.ended
-        assert (await door.post(request("ping", revision=revision), session)).response.status == 404
+        assert (await client.post(request("ping", revision=revision), session)).response.status == 404
 
 
-async def test_initialize_that_is_refused_opens_nothing(autojump_clock: MockClock) -> None:
+async def test_a_refused_initialize_opens_no_session(autojump_clock: MockClock) -> None:
     made: list[MemoryEventLog] = []
 
     def make(session: str) -> MemoryEventLog:
         made.append(MemoryEventLog())
         return made[-1]
 
-    async with endpoint_of(ScriptedServer().server, event_log=make) as door:
+    async with endpoint_of(ScriptedServer().server, event_log=make) as client:
         for accept in ("application/json", "text/event-stream"):
-            visit = await door.post(request("initialize", {}, revision=D), revision=D, Accept=accept)
-            assert "Mcp-Session-Id" not in visit.response.headers
-            assert visit.response.ended
-        assert door.endpoint.clients == 0
+            exchange = await client.post(request("initialize", {}, revision=D), revision=D, Accept=accept)
+            assert "Mcp-Session-Id" not in exchange.response.headers
+            assert exchange.response.ended
+        assert client.endpoint.clients == 0
         assert all(len(log) == 0 for log in made)
-        visit = await door.post(
+        exchange = await client.post(
             request("initialize", OPENING, 0, revision=D),
             revision=D,
             Accept="text/event-stream",
         )
-        assert visit.response.headers["Mcp-Session-Id"]
-        assert [event.id for event in visit.response.events] == [None]
-        assert door.endpoint.clients == 1
+        assert exchange.response.headers["Mcp-Session-Id"]
+        assert [event.id for event in exchange.response.events] == [None]
+        assert client.endpoint.clients == 1
 
 
 @session_revisions
-async def test_there_are_no_more_streams_than_the_limit(revision: str, autojump_clock: MockClock) -> None:
+async def test_the_number_of_streams_of_a_session_is_limited(revision: str, autojump_clock: MockClock) -> None:
     scripted = ScriptedServer(limits=Limits(streams=2))
-    async with endpoint_of(scripted.server) as door:
-        session = await door.initialize(revision)
-        first = await door.get(session)
-        away = await door.post(play_call("progress", "wait never", revision=revision), session)
-        for refused in (await door.get(session), await door.post(request("ping", id=9, revision=revision), session)):
+    async with endpoint_of(scripted.server) as client:
+        session = await client.initialize(revision)
+        first = await client.get(session)
+        away = await client.post(play_call("progress", "wait never", revision=revision), session)
+        for refused in (
+            await client.get(session),
+            await client.post(request("ping", id=9, revision=revision), session),
+        ):
             assert refused.response.status == 429
             assert "Limits.streams" in refused.response.json["error"]["message"]
             assert refused.response.headers["Retry-After"]
-        # Who comes back for a stream that seems open takes no more than there was.
-        again = await door.get(session, away.response.last_id)
+        # A client that resumes a stream that seems open replaces it, so the number stays the same.
+        again = await client.get(session, away.response.last_id)
         assert (again.response.status, away.response.dropped) == (200, True)
-        again.leave()
-        second = await door.get(session)
-        assert (await door.get(session, away.response.last_id)).response.status == 429
-        second.leave()
-        assert (await door.get(session, away.response.last_id)).response.status == 200
-        first.leave()
-        # Those that have ended take no place either.
+        again.disconnect()
+        second = await client.get(session)
+        assert (await client.get(session, away.response.last_id)).response.status == 429
+        second.disconnect()
+        assert (await client.get(session, away.response.last_id)).response.status == 200
+        first.disconnect()
+        # Streams that have ended do not count.
         for n in range(3):
-            ended = await door.post(play_call("progress", id=f"more {n}", revision=revision), session)
+            ended = await client.post(play_call("progress", id=f"more {n}", revision=revision), session)
             assert ended.response.messages[-1]["id"] == f"more {n}"
 
 
 @req("http-42")
 @session_revisions
-async def test_what_can_not_be_resumed_is_refused_and_what_is_over_is_replayed(
+async def test_a_finished_stream_is_replayed_and_an_unknown_id_is_refused(
     revision: str, autojump_clock: MockClock
 ) -> None:
     scripted = ScriptedServer()
-    async with endpoint_of(scripted.server) as door:
-        session = await door.initialize(revision)
-        call = await door.post(play_call("progress", "progress", revision=revision), session)
+    async with endpoint_of(scripted.server) as client:
+        session = await client.initialize(revision)
+        call = await client.post(play_call("progress", "progress", revision=revision), session)
         ids = [event.id for event in call.response.events]
-        whole = await door.get(session, ids[-3])
+        whole = await client.get(session, ids[-3])
         assert methods(whole.response.messages) == [PROGRESS, "the answer"]
         assert whole.response.ended
-        last = await door.get(session, ids[-1])
+        last = await client.get(session, ids[-1])
         assert (last.response.status, last.response.messages, last.response.ended) == (200, [], True)
         for unknown in ("99-0", "x"):
-            refused = await door.get(session, unknown, Origin="http://localhost")
+            refused = await client.get(session, unknown, Origin="http://localhost")
             assert refused.response.status == 400
             assert "without Last-Event-ID" in refused.response.json["error"]["message"]
             assert refused.response.headers["Access-Control-Allow-Origin"] == "http://localhost"
 
 
-async def test_a_stream_that_broke_off_is_said_to_have(
+async def test_the_resumption_of_a_failed_stream_is_refused_with_the_reason(
     autojump_clock: MockClock, caplog: pytest.LogCaptureFixture
 ) -> None:
     class Full(MemoryEventLog):
@@ -520,25 +519,23 @@ async def test_a_stream_that_broke_off_is_said_to_have(
             raise OSError("no space left")
 
     scripted = ScriptedServer()
-    async with endpoint_of(scripted.server, event_log=Full) as door:
-        session = await door.initialize(D)
-        call = await door.post(play_call("progress", "sleep 1", "progress"), session)
+    async with endpoint_of(scripted.server, event_log=Full) as client:
+        session = await client.initialize(D)
+        call = await client.post(play_call("progress", "sleep 1", "progress"), session)
         await trio.sleep(2)
         assert call.response.dropped
         assert "no space left" in caplog.text
-        refused = await door.get(session, call.response.last_id)
+        refused = await client.get(session, call.response.last_id)
         assert refused.response.status == 400
         assert "the stream has failed" in refused.response.json["error"]["message"]
         assert scripted.ended == [""]
 
 
-# Questions.
+# Questions
 
 
 @session_revisions
-async def test_a_question_fails_with_a_client_that_left_and_cannot_come_back(
-    revision: str, autojump_clock: MockClock
-) -> None:
+async def test_a_question_fails_if_its_client_left_and_cannot_resume(revision: str, autojump_clock: MockClock) -> None:
     server, failed, go = Server("asks"), [], trio.Event()
 
     @server.tool
@@ -550,10 +547,10 @@ async def test_a_question_fails_with_a_client_that_left_and_cannot_come_back(
             failed.append(trio.current_time())
         return "done"
 
-    async with endpoint_of(server) as door:
-        session = await door.initialize(revision)
-        visit = await door.post(request("tools/call", {"name": "asks"}, revision=revision), session)
-        visit.leave()
+    async with endpoint_of(server) as client:
+        session = await client.initialize(revision)
+        exchange = await client.post(request("tools/call", {"name": "asks"}, revision=revision), session)
+        exchange.disconnect()
         began = trio.current_time()
         go.set()
         await wait_all_tasks_blocked()
@@ -561,7 +558,7 @@ async def test_a_question_fails_with_a_client_that_left_and_cannot_come_back(
 
 
 @session_revisions
-async def test_a_call_that_fails_with_its_client_that_left_is_nothing_for_the_log(
+async def test_a_call_that_fails_because_its_client_left_is_not_logged(
     revision: str, caplog: pytest.LogCaptureFixture, autojump_clock: MockClock
 ) -> None:
     server, go = Server("asks"), trio.Event()
@@ -571,10 +568,10 @@ async def test_a_call_that_fails_with_its_client_that_left_is_nothing_for_the_lo
         await go.wait()
         await ctx.roots()
 
-    async with endpoint_of(server) as door:
-        session = await door.initialize(revision)
-        visit = await door.post(request("tools/call", {"name": "asks"}, revision=revision), session)
-        visit.leave()
+    async with endpoint_of(server) as client:
+        session = await client.initialize(revision)
+        exchange = await client.post(request("tools/call", {"name": "asks"}, revision=revision), session)
+        exchange.disconnect()
         go.set()
         await wait_all_tasks_blocked()
         assert server.statistics().running == 0
@@ -582,60 +579,60 @@ async def test_a_call_that_fails_with_its_client_that_left_is_nothing_for_the_lo
 
 
 @session_revisions
-async def test_a_question_waits_for_a_client_that_can_come_back(revision: str, autojump_clock: MockClock) -> None:
+async def test_a_question_waits_for_a_client_that_can_resume(revision: str, autojump_clock: MockClock) -> None:
     scripted = ScriptedServer()
-    async with endpoint_of(scripted.server) as door:
-        session = await door.initialize(revision)
-        visit = await door.post(play_call("progress", "wait go", "roots", "say good", revision=revision), session)
-        visit.leave()
+    async with endpoint_of(scripted.server) as client:
+        session = await client.initialize(revision)
+        exchange = await client.post(play_call("progress", "wait go", "roots", "say good", revision=revision), session)
+        exchange.disconnect()
         scripted.go["go"].set()
         await trio.sleep(100)
-        back = await door.get(session, visit.response.last_id)
+        back = await client.get(session, exchange.response.last_id)
         (question,) = back.response.messages
-        await door.post(response(question["id"], {"roots": []}), session)
+        await client.post(response(question["id"], {"roots": []}), session)
         assert back.response.messages[-1]["result"]["content"][0]["text"] == "good"
-        # And the answer may come from one that has not come back at all.
-        visit = await door.post(play_call("sample", id=2, revision=revision), session)
-        (question,) = visit.response.messages
-        visit.leave()
+        # The client can also answer without resuming the stream.
+        exchange = await client.post(play_call("sample", id=2, revision=revision), session)
+        (question,) = exchange.response.messages
+        exchange.disconnect()
         model = {"role": "assistant", "content": {"type": "text", "text": "x"}, "model": "m"}
-        await door.post(response(question["id"], model), session)
+        await client.post(response(question["id"], model), session)
         assert len(scripted.answers) == 2
 
 
-# Hanging up.
+# Hanging up: the handler asks the client to reconnect
 
 
 @req("http-47", "http-49", "http-46")
-async def test_a_handler_lets_its_client_hang_up_and_come_back_for_the_rest(autojump_clock: MockClock) -> None:
+async def test_a_handler_asks_its_client_to_reconnect_for_the_rest(autojump_clock: MockClock) -> None:
     server, told = Server("polled"), []
 
     @server.tool
     async def test_reconnection(ctx: Context) -> str:
         told.append(await ctx.hang_up(retry=0.5))
         await trio.sleep(2)
-        told.append(await ctx.hang_up())  # it has left already
+        told.append(await ctx.hang_up())  # the client is already away
         return "here again"
 
-    async with endpoint_of(server) as door:
-        session = await door.initialize(D)
-        call = await door.post(request("tools/call", {"name": "test_reconnection"}, revision=D), session)
+    async with endpoint_of(server) as client:
+        session = await client.initialize(D)
+        call = await client.post(request("tools/call", {"name": "test_reconnection"}, revision=D), session)
         first, last = call.response.events
         assert (first.id, first.data, first.retry) == ("1-0", b"", None)
         assert (last.id, last.data, last.retry) == ("1-1", b"", 500)
         assert call.response.ended
         await trio.sleep(0.5)
-        again = await door.get(session, last.id)
+        again = await client.get(session, last.id)
         assert again.response.events == []
         await trio.sleep(5)
         assert again.response.messages[0]["result"]["content"][0]["text"] == "here again"
         assert again.response.ended
-        assert told == [True, True]  # ... but had come back
-    # Hung up while nobody is there, it says so.
+        assert told == [True, True]  # the second call returned True, because the client had come back
+    # The second call returns False if the client stays away.
     told.clear()
-    async with endpoint_of(server) as door:
-        session = await door.initialize(D)
-        await door.post(request("tools/call", {"name": "test_reconnection"}, revision=D), session)
+    async with endpoint_of(server) as client:
+        session = await client.initialize(D)
+        await client.post(request("tools/call", {"name": "test_reconnection"}, revision=D), session)
         await trio.sleep(5)
         assert told == [True, False]
 
@@ -643,7 +640,7 @@ async def test_a_handler_lets_its_client_hang_up_and_come_back_for_the_rest(auto
 @pytest.mark.parametrize(
     ("revision", "accept"), [(B, None), ("2025-06-18", None), (E, None), (D, "application/json"), (A, None)]
 )
-async def test_where_nobody_would_come_back_nothing_is_hung_up(
+async def test_hang_up_has_no_effect_on_streams_that_cannot_be_resumed(
     revision: str, accept: str | None, autojump_clock: MockClock
 ) -> None:
     server, told = Server("polled"), []
@@ -657,24 +654,24 @@ async def test_where_nobody_would_come_back_nothing_is_hung_up(
             told.append(await ctx.hang_up())
         return "done"
 
-    async with endpoint_of(server, **SSE_PATHS) as door:
+    async with endpoint_of(server, **SSE_PATHS) as client:
         message = request("tools/call", {"name": "poll"}, revision=revision)
         if revision == A:
-            stream = await door.ask("GET", path="/sse", revision=A, Accept="text/event-stream")
+            stream = await client.ask("GET", path="/sse", revision=A, Accept="text/event-stream")
             uri = stream.response.events[0].data.decode()
             params = {"protocolVersion": A, "capabilities": {}, "clientInfo": {"name": "x", "version": "1"}}
-            await door.post(request("initialize", params, 0, revision=A), path=uri)
-            await door.post(notification("notifications/initialized"), path=uri)
-            await door.post(message, path=uri)
+            await client.post(request("initialize", params, 0, revision=A), path=uri)
+            await client.post(notification("notifications/initialized"), path=uri)
+            await client.post(message, path=uri)
         else:
-            session = await opened(door, revision)
-            visit = await door.post(message, session, **({"Accept": accept} if accept else {}))
-            assert visit.response.json["result"]["content"][0]["text"] == "done"
+            session = await open_session(client, revision)
+            exchange = await client.post(message, session, **({"Accept": accept} if accept else {}))
+            assert exchange.response.json["result"]["content"][0]["text"] == "done"
         assert told == [False]
 
 
 @every_revision
-async def test_on_one_stream_for_everything_nothing_is_hung_up(revision: str, autojump_clock: MockClock) -> None:
+async def test_hang_up_has_no_effect_on_transports_without_http(revision: str, autojump_clock: MockClock) -> None:
     server = Server("polled")
 
     @server.tool
@@ -685,60 +682,60 @@ async def test_on_one_stream_for_everything_nothing_is_hung_up(revision: str, au
         assert (await wire.call("tools/call", {"name": "poll"}))["content"][0]["text"] == "False"
 
 
-# Draining.
+# Draining
 
 
-async def test_new_work_is_refused_while_the_server_drains_and_what_goes_on_is_not(autojump_clock: MockClock) -> None:
+async def test_a_drain_refuses_new_requests_and_lets_running_ones_finish(autojump_clock: MockClock) -> None:
     scripted, over = ScriptedServer(), []
 
-    async def drain(door: EndpointClient) -> None:
-        await door.run.drain()
+    async def drain(client: EndpointClient) -> None:
+        await client.run.drain()
         over.append(trio.current_time())
 
-    async with endpoint_of(scripted.server, **SSE_PATHS) as door, trio.open_nursery() as nursery:
-        session, idle, older = [await door.initialize(each) for each in (D, D, B)]
-        call = await door.post(play_call("progress", "roots", "sleep 5", "say all"), session)
-        doomed = await door.post(play_call("wait never", id=2, name="doomed"), session)
-        parked = await door.post(play_call("ask", "say parked", revision=E))
-        held = await door.post(play_call("sleep 9", "ask", "say asked", revision=E))
-        nursery.start_soon(drain, door)
+    async with endpoint_of(scripted.server, **SSE_PATHS) as client, trio.open_nursery() as nursery:
+        session, idle, older = [await client.initialize(each) for each in (D, D, B)]
+        call = await client.post(play_call("progress", "roots", "sleep 5", "say all"), session)
+        doomed = await client.post(play_call("wait never", id=2, name="doomed"), session)
+        parked = await client.post(play_call("ask", "say parked", revision=E))
+        held = await client.post(play_call("sleep 9", "ask", "say asked", revision=E))
+        nursery.start_soon(drain, client)
         await trio.sleep(1)
         for new in (
-            await door.post(play_call(revision=E)),
-            await door.post(request("ping", id=9, revision=D), idle),
-            await door.post([request("ping", id=9, revision=B)], older),
-            await door.post(request("initialize", OPENING, 0, revision=D), revision=D),
-            await door.get(idle),
-            await door.ask("GET", path="/sse", Accept="text/event-stream"),
-            await door.ask("GET", path="/ws"),
+            await client.post(play_call(revision=E)),
+            await client.post(request("ping", id=9, revision=D), idle),
+            await client.post([request("ping", id=9, revision=B)], older),
+            await client.post(request("initialize", OPENING, 0, revision=D), revision=D),
+            await client.get(idle),
+            await client.ask("GET", path="/sse", Accept="text/event-stream"),
+            await client.ask("GET", path="/ws"),
         ):
             assert new.response.status == 503
             assert int(new.response.headers["Retry-After"]) > 0
             assert "shutting down" in new.response.json["error"]["message"]
-        call.leave()
-        back = await door.get(session, call.response.last_id)
+        call.disconnect()
+        back = await client.get(session, call.response.last_id)
         (question,) = [each for each in call.response.messages if each.get("method") == "roots/list"]
-        assert (await door.post(response(question["id"], {"roots": []}), session)).response.status == 202
-        await door.post(notification(CANCELLED, {"requestId": 2}), session)
-        assert (await door.ask("DELETE", None, idle)).response.status == 204
+        assert (await client.post(response(question["id"], {"roots": []}), session)).response.status == 202
+        await client.post(notification(CANCELLED, {"requestId": 2}), session)
+        assert (await client.ask("DELETE", None, idle)).response.status == 204
         assert (doomed.response.status, scripted.cancelled) == (202, ["doomed"])
-        retried = await retry(door, parked, "say parked")
+        retried = await retry(client, parked, "say parked")
         assert retried.response.json["result"]["content"][0]["text"] == "parked"
         await trio.sleep(20)
         assert back.response.messages[-1]["result"]["content"][0]["text"] == "all"
-        assert not over  # a call that was at work when it began waits for its client
-        again = await retry(door, held, "sleep 9", last="say asked")
+        assert not over  # a call that ran at the start of the drain waits for the retry of its client
+        again = await retry(client, held, "sleep 9", last="say asked")
         assert again.response.json["result"]["content"][0]["text"] == "asked"
         await wait_all_tasks_blocked()
         assert over == [trio.current_time()]
-        assert door.endpoint.clients == 0
+        assert client.endpoint.clients == 0
 
 
 async def retry(
-    door: EndpointClient, visit: RecordedExchange, *steps: str, last: str | None = None
+    client: EndpointClient, exchange: RecordedExchange, *steps: str, last: str | None = None
 ) -> RecordedExchange:
     """The retry of a call that was answered with a question."""
-    result = visit.response.json["result"]
+    result = exchange.response.json["result"]
     assert result["resultType"] == "input_required"
     (key,) = result["inputRequests"]
     whole = ["ask", *steps] if last is None else [*steps, "ask", last]
@@ -747,26 +744,26 @@ async def retry(
         "requestState": result["requestState"],
         "inputResponses": {key: {"action": "accept", "content": {"size": 3}}},
     }
-    return await door.post(request("tools/call", params, 7, progress="token of 1"))
+    return await client.post(request("tools/call", params, 7, progress="token of 1"))
 
 
 @req("sub-08")
 async def test_subscriptions_end_with_their_result_when_the_server_drains(autojump_clock: MockClock) -> None:
-    async with endpoint_of(ScriptedServer().server) as door:
-        subscribed = await door.post(listen())
-        await door.run.drain()
+    async with endpoint_of(ScriptedServer().server) as client:
+        subscribed = await client.post(listen())
+        await client.run.drain()
         assert methods(subscribed.response.messages) == [ACKNOWLEDGED, "the answer"]
         assert subscribed.response.messages[-1]["result"]["resultType"] == "complete"
         assert subscribed.response.ended
-        await door.run.drain()  # again
+        await client.run.drain()  # a second drain returns at once
 
 
 @session_revisions
-async def test_a_drain_waits_for_who_reads_slowly_and_not_for_ever(revision: str, autojump_clock: MockClock) -> None:
+async def test_a_drain_waits_for_a_slow_reader_until_its_timeout(revision: str, autojump_clock: MockClock) -> None:
     scripted, over = ScriptedServer(), []
-    async with endpoint_of(scripted.server) as door:
-        session = await door.initialize(revision)
-        call = await door.post(play_call("progress", "wait go", "say all", revision=revision), session)
+    async with endpoint_of(scripted.server) as client:
+        session = await client.initialize(revision)
+        call = await client.post(play_call("progress", "wait go", "say all", revision=revision), session)
         call.response.hold()
         scripted.go["go"].set()
         async with trio.open_nursery() as nursery:
@@ -786,61 +783,61 @@ async def test_a_drain_waits_for_who_reads_slowly_and_not_for_ever(revision: str
         assert (call.response.ended, call.response.dropped) == (revision == B, revision != B)
 
 
-async def test_a_drain_ends_when_the_last_response_has(autojump_clock: MockClock) -> None:
+async def test_a_drain_ends_with_the_last_response(autojump_clock: MockClock) -> None:
     over: list[float] = []
-    async with endpoint_of(ScriptedServer().server) as door:
-        session = await door.initialize(D)
-        standing = await door.get(session)
+    async with endpoint_of(ScriptedServer().server) as client:
+        session = await client.initialize(D)
+        standing = await client.get(session)
         standing.response.hold()
 
         async def drain() -> None:
-            await door.run.drain()
+            await client.run.drain()
             over.append(trio.current_time())
 
         async with trio.open_nursery() as nursery:
             nursery.start_soon(drain)
             await trio.sleep(20)
             assert not over
-            standing.leave()
+            standing.disconnect()
         assert over == [20]
 
 
-# The end of the run.
+# The end of the run
 
 
 @streamable_revisions
-async def test_when_the_run_ends_everything_is_dropped(revision: str, autojump_clock: MockClock) -> None:
+async def test_the_end_of_the_run_drops_all_responses(revision: str, autojump_clock: MockClock) -> None:
     scripted = ScriptedServer()
-    async with endpoint_of(scripted.server) as door:
-        session = await opened(door, revision)
-        visits = [
-            await door.post(play_call(*steps, id=n, revision=revision), session)
+    async with endpoint_of(scripted.server) as client:
+        session = await open_session(client, revision)
+        exchanges = [
+            await client.post(play_call(*steps, id=n, revision=revision), session)
             for n, steps in enumerate((["wait never"], ["progress", "wait never"], ["progress", "wait go"]))
         ]
-        visits[2].response.hold()
+        exchanges[2].response.hold()
         scripted.go["go"].set()
         if session is not None:
-            visits.append(await door.get(session))
-            # One of a session that has ended, which is still being read.
-            other = await door.initialize(revision)
-            visits.append(await door.post(play_call("progress", "wait go now", revision=revision), other))
-            visits[-1].response.hold()
+            exchanges.append(await client.get(session))
+            # A stream of an ended session that the client still reads.
+            other = await client.initialize(revision)
+            exchanges.append(await client.post(play_call("progress", "wait go now", revision=revision), other))
+            exchanges[-1].response.hold()
             scripted.go["go now"].set()
             await wait_all_tasks_blocked()
-            await door.ask("DELETE", None, other)
-        door.endpoint.stop()
+            await client.ask("DELETE", None, other)
+        client.endpoint.stop()
         await wait_all_tasks_blocked()
-        assert all(visit.response.dropped for visit in visits)
-        assert not any(visit.response.ended for visit in visits)
+        assert all(exchange.response.dropped for exchange in exchanges)
+        assert not any(exchange.response.ended for exchange in exchanges)
         assert scripted.cancelled == ["", ""]
-        assert door.endpoint.clients == 0
+        assert client.endpoint.clients == 0
         if session is not None:
-            assert (await door.post(request("ping", revision=revision), session)).response.status == 404
-        for visit in visits:
-            visit.gone()
+            assert (await client.post(request("ping", revision=revision), session)).response.status == 404
+        for exchange in exchanges:
+            exchange.on_disconnect()
 
 
-async def test_an_endpoint_takes_part_in_its_run_as_long_as_it_runs(autojump_clock: MockClock) -> None:
+async def test_an_endpoint_belongs_to_its_run_while_it_runs(autojump_clock: MockClock) -> None:
     async with ScriptedServer().server.running() as run, trio.open_nursery() as nursery:
         endpoint = Endpoint(run)
         assert endpoint not in run.connections
@@ -853,119 +850,120 @@ async def test_an_endpoint_takes_part_in_its_run_as_long_as_it_runs(autojump_clo
         assert endpoint not in run.connections
 
 
-# Clients that go at once, and callers that are cancelled.
+# Early disconnections and cancelled callers
 
 
-async def test_an_endpoint_that_no_longer_runs_serves_nobody_any_more(autojump_clock: MockClock) -> None:
+async def test_an_endpoint_that_stopped_drops_its_responses_and_calls(autojump_clock: MockClock) -> None:
     scripted = ScriptedServer()
     async with scripted.server.running() as run:
         async with trio.open_nursery() as nursery:
             endpoint = Endpoint(run)
             nursery.start_soon(endpoint.run)
             await wait_all_tasks_blocked()
-            door = EndpointClient(endpoint, run)
-            session = await door.initialize(D)
-            visits = [
-                await door.post(play_call("wait never"), session),
-                await door.post(play_call("progress", "wait never", revision=E)),
-                await door.get(session),
+            client = EndpointClient(endpoint, run)
+            session = await client.initialize(D)
+            exchanges = [
+                await client.post(play_call("wait never"), session),
+                await client.post(play_call("progress", "wait never", revision=E)),
+                await client.get(session),
             ]
             nursery.cancel_scope.cancel()
         await wait_all_tasks_blocked()
-        assert all(visit.response.dropped for visit in visits)
+        assert all(exchange.response.dropped for exchange in exchanges)
         assert scripted.cancelled == ["", ""]
         assert endpoint.clients == 0
 
 
-async def test_who_waits_for_a_retry_ends_with_the_run(autojump_clock: MockClock) -> None:
+async def test_a_handler_that_waits_for_a_retry_ends_with_the_run(autojump_clock: MockClock) -> None:
     scripted = ScriptedServer()
-    async with endpoint_of(scripted.server) as door:
-        asked = await door.post(play_call("ask", revision=E))
+    async with endpoint_of(scripted.server) as client:
+        asked = await client.post(play_call("ask", revision=E))
         assert asked.response.ended
-        assert (door.endpoint.clients, door.run.statistics().parked) == (0, 1)
-        door.run.stop()
-        assert door.run.statistics().parked == 0
+        assert (client.endpoint.clients, client.run.statistics().parked) == (0, 1)
+        client.run.stop()
+        assert client.run.statistics().parked == 0
         await wait_all_tasks_blocked()
         assert scripted.cancelled == [""]
 
 
-async def test_a_reply_to_who_has_gone_says_so(autojump_clock: MockClock) -> None:
-    async with endpoint_of(ScriptedServer().server) as door:
-        session = await door.initialize(D)
+async def test_a_reply_to_a_disconnected_client_raises_broken_resource_error(autojump_clock: MockClock) -> None:
+    async with endpoint_of(ScriptedServer().server) as client:
+        session = await client.initialize(D)
         for how in (
-            lambda gone: door.post(notification("notifications/x"), session, response=gone),
-            lambda gone: door.get(session, "x", response=gone),
-            lambda gone: door.post(request("ping", revision=D), "nobody's", response=gone),
+            lambda recorder: client.post(notification("notifications/x"), session, response=recorder),
+            lambda recorder: client.get(session, "x", response=recorder),
+            lambda recorder: client.post(request("ping", revision=D), "unknown", response=recorder),
         ):
-            gone = Recorder()
-            gone.cut()
+            cut = Recorder()
+            cut.cut()
             with pytest.raises(trio.BrokenResourceError):
-                await how(gone)
-        gone = Recorder()
-        gone.cut()
-        await door.post(request("ping", revision=D), session, response=gone)  # a lane has noticed it itself
-        assert door.endpoint._sessions.get(session) is not None
+                await how(cut)
+        cut = Recorder()
+        cut.cut()
+        await client.post(
+            request("ping", revision=D), session, response=cut
+        )  # the response stream handles the disconnection itself
+        assert client.endpoint._sessions.get(session) is not None
 
 
 @pytest.mark.parametrize("revision", [D, E])
-async def test_the_head_of_a_stream_is_early_unless_the_answer_is_as_early(
+async def test_the_head_of_a_stream_is_sent_early_or_with_an_early_answer(
     revision: str, autojump_clock: MockClock
 ) -> None:
-    """Whatever order tasks run in."""
+    """Repeated, because the order of the tasks is random."""
     scripted = ScriptedServer()
-    async with endpoint_of(scripted.server) as door:
-        session = await opened(door, revision)
+    async with endpoint_of(scripted.server) as client:
+        session = await open_session(client, revision)
         for id in range(10):
-            waits = await door.ask(
+            waits = await client.ask(
                 "POST", play_call("wait go", id=id, revision=revision), session, Accept="text/event-stream"
             )
             assert len(waits.response.writes) == 1
             assert not waits.response.ended
-            at_once = await door.post(
+            at_once = await client.post(
                 play_call("say hello", id=id + 10, revision=revision), session, Accept="text/event-stream"
             )
             assert len(at_once.response.writes) == 1
             assert at_once.response.ended
             assert methods(at_once.response.messages) == ["the answer"]
-            waits.leave()
+            waits.disconnect()
         scripted.go["go"].set()
 
 
 @pytest.mark.parametrize("revision", [D, E])
 @pytest.mark.parametrize("seed", range(2))
-def test_whoever_serves_may_be_cancelled_anywhere(revision: str, seed: int) -> None:
-    """What he writes is written, and then he returns, so that he can be told that the client has gone; or he has never
-    begun."""
+def test_serve_can_be_cancelled_at_each_step(revision: str, seed: int) -> None:
+    """A cancelled `serve` either has not begun, or finishes its write and returns the callback for a disconnection."""
     returned: list[bool] = []
 
     async def scenario(attempt: Attempt) -> None:
         scripted = ScriptedServer()
-        async with endpoint_of(scripted.server) as door:
-            session = await opened(door, revision)
-            visit = None
+        async with endpoint_of(scripted.server) as client:
+            session = await open_session(client, revision)
+            exchange = None
             recorder = Recorder()
             with attempt.window():
-                visit = await door.ask(
+                exchange = await client.ask(
                     "POST", play_call("progress", "wait never", revision=revision), session, response=recorder,
                     Accept="text/event-stream",
                 )  # fmt: skip
                 await wait_all_tasks_blocked()
             await wait_all_tasks_blocked()
-            if visit is not None:
-                visit.leave()
+            if exchange is not None:
+                exchange.disconnect()
             await wait_all_tasks_blocked()
-            assert not len(door.endpoint._attached)
+            assert not len(client.endpoint._attached)
             if revision == E:
-                assert door.endpoint.clients == 0
+                assert client.endpoint.clients == 0
                 assert scripted.cancelled == scripted.began
-                assert door.run.statistics().running == 0
-            returned.append(visit is not None)
+                assert client.run.statistics().running == 0
+            returned.append(exchange is not None)
 
     assert cancel_at_each_step(scenario, watch=any_task, seed=seed) > 3
     assert returned.count(True) > 2
 
 
-# The old transport.
+# HTTP+SSE
 
 
 @req("sse-05")
@@ -978,42 +976,42 @@ def test_whoever_serves_may_be_cancelled_anywhere(revision: str, seed: int) -> N
         ({"public_url": "https://example.com"}, "/tools", "https://example.com/messages?session="),
     ],
 )
-async def test_the_old_transport_says_where_to_post(
+async def test_http_sse_sends_the_url_for_posts(
     options: dict[str, Any], prefix: str, uri: str, autojump_clock: MockClock
 ) -> None:
-    async with endpoint_of(ScriptedServer().server, **SSE_PATHS, **options) as door:
-        visit = await door.ask("GET", path="/sse", prefix=prefix, Accept="text/event-stream")
-        (event,) = visit.response.events
+    async with endpoint_of(ScriptedServer().server, **SSE_PATHS, **options) as client:
+        exchange = await client.ask("GET", path="/sse", prefix=prefix, Accept="text/event-stream")
+        (event,) = exchange.response.events
         assert (event.event, event.id) == ("endpoint", None)
         assert event.data.decode().startswith(uri)
         assert len(event.data.decode().removeprefix(uri)) == 32
-        visit.leave()
+        exchange.disconnect()
 
 
-# Many.
+# Many streams
 
 
-async def test_a_thousand_streams_are_open_and_each_is_told(autojump_clock: MockClock) -> None:
+async def test_a_thousand_open_streams_each_get_a_change(autojump_clock: MockClock) -> None:
     scripted = ScriptedServer()
-    async with endpoint_of(scripted.server) as door:
-        visits = []
+    async with endpoint_of(scripted.server) as client:
+        exchanges = []
         for n in range(1000):
-            visits.append(await door.ask("POST", listen(n)))
+            exchanges.append(await client.ask("POST", listen(n)))
         await wait_all_tasks_blocked()
         scripted.server.notify_list_changed("tools")
         await trio.sleep(16)
-        assert all(len(visit.response.messages) == 2 and visit.response.comments == 1 for visit in visits)
-        assert door.endpoint.clients == 1000
-        for visit in visits:
-            visit.leave()
-        assert door.endpoint.clients == 0
-        assert door.run.statistics().listeners == 0
+        assert all(len(exchange.response.messages) == 2 and exchange.response.comments == 1 for exchange in exchanges)
+        assert client.endpoint.clients == 1000
+        for exchange in exchanges:
+            exchange.disconnect()
+        assert client.endpoint.clients == 0
+        assert client.run.statistics().listeners == 0
 
 
-async def test_a_slow_reader_of_changes_has_them_merged(autojump_clock: MockClock) -> None:
+async def test_changes_for_a_slow_reader_are_merged(autojump_clock: MockClock) -> None:
     scripted = ScriptedServer(limits=Limits(outgoing=2))
-    async with endpoint_of(scripted.server) as door:
-        subscribed = await door.post(listen())
+    async with endpoint_of(scripted.server) as client:
+        subscribed = await client.post(listen())
         subscribed.response.hold()
         for _ in range(100):
             scripted.server.notify_list_changed("tools")
@@ -1021,4 +1019,4 @@ async def test_a_slow_reader_of_changes_has_them_merged(autojump_clock: MockCloc
         subscribed.response.go_on()
         await trio.sleep(1)
         assert len(subscribed.response.messages) <= 1 + 1 + 2 + 1
-        subscribed.leave()
+        subscribed.disconnect()

@@ -1,4 +1,4 @@
-"""Sessions over HTTP: what they keep, on which stream it goes out, and how they end."""
+"""Sessions over HTTP: the messages they keep, the streams they send them on, and how they end."""
 
 from __future__ import annotations
 
@@ -40,10 +40,10 @@ from trio_mcp.server.http import Sessions
 TIMEOUT = Limits().session_idle_seconds
 
 
-class Log(MemoryEventLog):
-    """What is done to it must make sense, and is counted."""
+class CheckedLog(MemoryEventLog):
+    """An event log that counts its calls and refuses all calls after `clear`."""
 
-    made: list[Log]
+    made: list[CheckedLog]
 
     def __init__(self) -> None:
         super().__init__()
@@ -68,155 +68,155 @@ class Log(MemoryEventLog):
         super().clear()
 
 
-def logs() -> tuple[list[Log], Callable[[str], Log]]:
-    made: list[Log] = []
+def checked_logs() -> tuple[list[CheckedLog], Callable[[str], CheckedLog]]:
+    made: list[CheckedLog] = []
 
-    def make(session: str) -> Log:
-        made.append(Log())
+    def make(session: str) -> CheckedLog:
+        made.append(CheckedLog())
         return made[-1]
 
     return made, make
 
 
-async def close(door: EndpointClient, session: str) -> RecordedExchange:
-    visit = await door.ask("DELETE", None, session)
+async def end_session(client: EndpointClient, session: str) -> RecordedExchange:
+    exchange = await client.ask("DELETE", None, session)
     await wait_all_tasks_blocked()
-    return visit
+    return exchange
 
 
-async def changed(scripted: ScriptedServer) -> None:
+async def change_tools(scripted: ScriptedServer) -> None:
     scripted.server.notify_list_changed("tools")
     await trio.sleep(1)
 
 
-async def cancelled(door: EndpointClient, session: str, id: Any) -> None:
-    await door.post(notification(CANCELLED, {"requestId": id}), session)
+async def cancel(client: EndpointClient, session: str, id: Any) -> None:
+    await client.post(notification(CANCELLED, {"requestId": id}), session)
 
 
-# The stream of its own.
+# The stream of a session
 
 
 @req("http-39", "http-35")
 @session_revisions
 async def test_the_newest_stream_that_is_open_gets_each_message(revision: str, autojump_clock: MockClock) -> None:
     scripted = ScriptedServer()
-    async with endpoint_of(scripted.server) as door:
-        session = await door.initialize(revision)
-        await changed(scripted)  # waits for a stream
-        streams = [await door.get(session) for _ in range(3)]
-        await changed(scripted)
-        streams[2].leave()
-        await changed(scripted)
-        streams[0].leave()
-        await changed(scripted)
-        streams[1].leave()
-        await changed(scripted)
-        call = await door.post(play_call("tools", "sleep 1", "say x", revision=revision), session)
+    async with endpoint_of(scripted.server) as client:
+        session = await client.initialize(revision)
+        await change_tools(scripted)  # this change waits for a stream
+        streams = [await client.get(session) for _ in range(3)]
+        await change_tools(scripted)
+        streams[2].disconnect()
+        await change_tools(scripted)
+        streams[0].disconnect()
+        await change_tools(scripted)
+        streams[1].disconnect()
+        await change_tools(scripted)
+        call = await client.post(play_call("tools", "sleep 1", "say x", revision=revision), session)
         await trio.sleep(2)
-        assert call.response.json["result"]["content"][0]["text"] == "x"  # not on the stream of a call
-        last = await door.get(session)
+        assert (
+            call.response.json["result"]["content"][0]["text"] == "x"
+        )  # the change does not come on the stream of a call
+        last = await client.get(session)
         told = [methods(each.response.messages) for each in (*streams, last)]
         assert told == [[TOOLS], [TOOLS, TOOLS], [TOOLS], [TOOLS]]
-        # None of it twice, though three streams are no longer open; and the first is not: its client has another one.
+        # No change comes twice, although the three older streams are gone: `last` replaces them.
         assert streams[0].response.last_id != streams[1].response.last_id
 
 
 @req("http-42", "http-43")
 @session_revisions
-async def test_an_older_stream_that_is_resumed_takes_nothing_from_a_newer_one(
-    revision: str, autojump_clock: MockClock
-) -> None:
+async def test_a_resumed_older_stream_gets_no_messages_of_a_newer_one(revision: str, autojump_clock: MockClock) -> None:
     scripted = ScriptedServer()
-    async with endpoint_of(scripted.server) as door:
-        session = await door.initialize(revision)
-        older = await door.get(session)
-        await changed(scripted)
-        newer = await door.get(session)
-        older.leave()
-        again = await door.get(session, older.response.last_id)
-        await changed(scripted)
+    async with endpoint_of(scripted.server) as client:
+        session = await client.initialize(revision)
+        older = await client.get(session)
+        await change_tools(scripted)
+        newer = await client.get(session)
+        older.disconnect()
+        again = await client.get(session, older.response.last_id)
+        await change_tools(scripted)
         assert again.response.status == 200
         assert methods(newer.response.messages) == [TOOLS]
         assert again.response.messages == []
-        newer.leave()
-        await changed(scripted)
+        newer.disconnect()
+        await change_tools(scripted)
         assert methods(again.response.messages) == [TOOLS]
-        # A client that opens another stream instead of coming back has left the old one.
-        await door.get(session)
-        back = await door.get(session, newer.response.last_id)
+        # A client that opens another stream instead of resuming gives up the old one.
+        await client.get(session)
+        back = await client.get(session, newer.response.last_id)
         assert (back.response.status, back.response.events, back.response.ended) == (200, [], True)
 
 
 @session_revisions
-async def test_what_waits_for_a_stream_is_merged_and_bounded(revision: str, autojump_clock: MockClock) -> None:
+async def test_changes_that_wait_for_a_stream_are_merged_and_limited(revision: str, autojump_clock: MockClock) -> None:
     limits = Limits(outgoing=2, listener_changes=9)
     scripted = ScriptedServer(limits=limits)
-    async with endpoint_of(scripted.server) as door:
-        session = await door.initialize(revision)
+    async with endpoint_of(scripted.server) as client:
+        session = await client.initialize(revision)
         for n in range(6):
             subscribe = request("resources/subscribe", {"uri": f"r://{n}"}, n, revision=revision)
-            assert (await door.post(subscribe, session)).response.json["result"] == {}
-        # Notices of no change: each of these has asked something, and takes its question back.
+            assert (await client.post(subscribe, session)).response.json["result"] == {}
+        # Other notifications: each of these calls asks a question, and cancels it.
         for n in range(9):
-            call = await door.post(play_call("roots", id=f"call {n}", revision=revision), session)
-            call.leave()
-            await cancelled(door, session, f"call {n}")
+            call = await client.post(play_call("roots", id=f"call {n}", revision=revision), session)
+            call.disconnect()
+            await cancel(client, session, f"call {n}")
         for _ in range(5):
             for n in range(6):
                 scripted.server.notify_resource_updated(f"r://{n}")
-            await changed(scripted)
-        stream = await door.get(session)
+            await change_tools(scripted)
+        stream = await client.get(session)
         assert methods(stream.response.messages) == [CANCELLED] * 2 + [UPDATED] * 6 + [TOOLS]
         uris = [each["params"]["uri"] for each in stream.response.messages if each["method"] == UPDATED]
         assert uris == [f"r://{n}" for n in range(6)]
-        # And likewise for a stream that is not read.
+        # The same limits hold for a stream that the client does not read.
         stream.response.hold()
         for _ in range(9):
-            await changed(scripted)
+            await change_tools(scripted)
         stream.response.go_on()
         await trio.sleep(1)
         assert len(methods(stream.response.messages)) <= 9 + 1 + 2 + 1
-        # What it no longer listens for is no more than there is room for, either.
-        stream.leave()
+        # Changes of resources that it unsubscribed from are limited too.
+        stream.disconnect()
         for n in range(100, 130):
             for method in ("resources/subscribe", "resources/unsubscribe"):
-                await door.post(request(method, {"uri": f"r://{n}"}, f"{method} {n}", revision=revision), session)
+                await client.post(request(method, {"uri": f"r://{n}"}, f"{method} {n}", revision=revision), session)
                 scripted.server.notify_resource_updated(f"r://{n}")
                 await trio.sleep(1)
-        assert len(door.endpoint._sessions.get(session)._pending) == 2 + 9 + len(ChangeKind)
+        assert len(client.endpoint._sessions.get(session)._pending) == 2 + 9 + len(ChangeKind)
 
 
-async def test_who_opens_another_stream_has_left_all_those_that_it_could_come_back_to(
+async def test_a_new_stream_ends_all_streams_that_could_be_resumed(
     autojump_clock: MockClock,
 ) -> None:
     scripted = ScriptedServer()
-    async with endpoint_of(scripted.server) as door:
-        session = await door.initialize(D)
-        streams = [await door.get(session) for _ in range(3)]
+    async with endpoint_of(scripted.server) as client:
+        session = await client.initialize(D)
+        streams = [await client.get(session) for _ in range(3)]
         for stream in streams:
-            stream.leave()
-        another = await door.get(session)
+            stream.disconnect()
+        another = await client.get(session)
         for stream in streams:
-            back = await door.get(session, stream.response.last_id)
+            back = await client.get(session, stream.response.last_id)
             assert (back.response.status, back.response.events, back.response.ended) == (200, [], True)
         assert not another.response.ended
 
 
 @session_revisions
-async def test_streams_that_are_over_leave_nothing(revision: str, autojump_clock: MockClock) -> None:
+async def test_finished_streams_are_forgotten(revision: str, autojump_clock: MockClock) -> None:
     scripted = ScriptedServer()
-    async with endpoint_of(scripted.server) as door:
-        session = await door.initialize(revision)
+    async with endpoint_of(scripted.server) as client:
+        session = await client.initialize(revision)
         for n in range(5):
-            (await door.get(session)).leave()
-            (await door.post(play_call("sleep 1", id=n, revision=revision), session)).leave()
-            await door.post(play_call("progress", id=f"again {n}", revision=revision), session)
+            (await client.get(session)).disconnect()
+            (await client.post(play_call("sleep 1", id=n, revision=revision), session)).disconnect()
+            await client.post(play_call("progress", id=f"again {n}", revision=revision), session)
         await trio.sleep(2)
-        held = door.endpoint._sessions.get(session)
+        held = client.endpoint._sessions.get(session)
         assert [len(held._response_streams), len(held._standalone), held.streams] == [1, 1, 0]
 
 
-async def test_the_wire_of_a_session_makes_nobody_wait(autojump_clock: MockClock) -> None:
+async def test_the_wire_of_a_session_never_waits(autojump_clock: MockClock) -> None:
     server, waited = Server("pages"), []
 
     @server.tool
@@ -229,18 +229,18 @@ async def test_the_wire_of_a_session_makes_nobody_wait(autojump_clock: MockClock
         return "done"
 
     later: list[Any] = []
-    async with endpoint_of(server) as door:
-        session = await door.initialize(D)
-        call = await door.post(request("tools/call", {"name": "visit"}, revision=D), session)
+    async with endpoint_of(server) as client:
+        session = await client.initialize(D)
+        call = await client.post(request("tools/call", {"name": "visit"}, revision=D), session)
         (asked,) = call.response.messages
-        await door.post(response(asked["id"], {"action": "accept"}), session)
+        await client.post(response(asked["id"], {"action": "accept"}), session)
         ((ctx, page),) = later
         for _ in range(3):
             with trio.fail_after(1):
                 waited.append(await ctx.completed(page))
-        stream = await door.get(session)
+        stream = await client.get(session)
         assert waited == [True] * 3
-        assert methods(stream.response.messages) == ["notifications/elicitation/complete"]  # once is enough
+        assert methods(stream.response.messages) == ["notifications/elicitation/complete"]  # merged into one
         wire = ctx._link.wire
         assert (wire.mark, wire.answers_only, wire.full, wire.hang_up(1)) == (0, False, False, False)
         ctx._link.session.notify(TOOLS)
@@ -251,118 +251,112 @@ async def test_the_wire_of_a_session_makes_nobody_wait(autojump_clock: MockClock
         assert methods(stream.response.messages)[1:] == [TOOLS]
 
 
-# Calls.
+# Calls
 
 
 @req("http-28")
 @session_revisions
-async def test_a_call_goes_on_without_its_client_and_a_session_it_is_in(
-    revision: str, autojump_clock: MockClock
-) -> None:
+async def test_a_call_in_a_session_continues_without_its_client(revision: str, autojump_clock: MockClock) -> None:
     scripted = ScriptedServer()
-    async with endpoint_of(scripted.server) as door:
-        session = await door.initialize(revision)
-        lost = await door.post(play_call("sleep 100", id=1, revision=revision), session)
-        told = await door.post(play_call("progress", "sleep 100", "progress", id=2, revision=revision), session)
-        lost.leave()
-        told.leave()
+    async with endpoint_of(scripted.server) as client:
+        session = await client.initialize(revision)
+        lost = await client.post(play_call("sleep 100", id=1, revision=revision), session)
+        told = await client.post(play_call("progress", "sleep 100", "progress", id=2, revision=revision), session)
+        lost.disconnect()
+        told.disconnect()
         await trio.sleep(200)
         assert scripted.ended == ["", ""]
-        rest = await door.get(session, told.response.last_id)
+        rest = await client.get(session, told.response.last_id)
         assert methods(rest.response.messages) == [PROGRESS, "the answer"]
         assert rest.response.ended
-        assert (await door.post(request("ping", id=1, revision=revision), session)).response.json["result"] == {}
+        assert (await client.post(request("ping", id=1, revision=revision), session)).response.json["result"] == {}
 
 
 @session_revisions
-async def test_a_call_that_nobody_comes_back_for_ends_with_its_session(
-    revision: str, autojump_clock: MockClock
-) -> None:
+async def test_an_abandoned_call_ends_with_its_session(revision: str, autojump_clock: MockClock) -> None:
     scripted = ScriptedServer()
-    async with endpoint_of(scripted.server) as door:
-        session = await door.initialize(revision)
+    async with endpoint_of(scripted.server) as client:
+        session = await client.initialize(revision)
         began = trio.current_time()
-        call = await door.post(play_call("progress", "roots", revision=revision), session)
+        call = await client.post(play_call("progress", "roots", revision=revision), session)
         await trio.sleep(10)
-        call.leave()
+        call.disconnect()
         await trio.sleep(TIMEOUT - 1)
         assert not scripted.cancelled
         await trio.sleep(2)
         assert scripted.cancelled == [""]
         assert trio.current_time() - began == pytest.approx(TIMEOUT + 11)
-        assert (await door.get(session, call.response.last_id)).response.status == 404
+        assert (await client.get(session, call.response.last_id)).response.status == 404
 
 
 @session_revisions
-async def test_a_handler_at_work_keeps_a_session_for_as_long_as_its_client_may_be_absent(
+async def test_a_running_handler_keeps_its_session_for_the_time_of_an_absence(
     revision: str, autojump_clock: MockClock
 ) -> None:
     scripted = ScriptedServer()
-    async with endpoint_of(scripted.server) as door:
-        session = await door.initialize(revision)
-        (await door.post(play_call("progress", f"sleep {TIMEOUT * 2.5}", revision=revision), session)).leave()
+    async with endpoint_of(scripted.server) as client:
+        session = await client.initialize(revision)
+        (await client.post(play_call("progress", f"sleep {TIMEOUT * 2.5}", revision=revision), session)).disconnect()
         await trio.sleep(TIMEOUT - 1)
-        assert (await door.post(request("ping", id=7, revision=revision), session)).response.status == 200
+        assert (await client.post(request("ping", id=7, revision=revision), session)).response.status == 200
         await trio.sleep(TIMEOUT - 1)
         assert not scripted.cancelled
         await trio.sleep(2)
         assert scripted.cancelled == [""]
-        assert (await door.post(request("ping", id=8, revision=revision), session)).response.status == 404
+        assert (await client.post(request("ping", id=8, revision=revision), session)).response.status == 404
 
 
 @pytest.mark.parametrize("how", ["undecided", "json", "stream", "own stream"])
 @session_revisions
-async def test_a_session_does_not_expire_while_a_response_is_open_nor_soon_after(
+async def test_a_session_expires_one_timeout_after_its_last_open_response(
     revision: str, how: str, autojump_clock: MockClock
 ) -> None:
     scripted = ScriptedServer()
-    async with endpoint_of(scripted.server, keep_alive=1e6) as door:
-        session = await door.initialize(revision)
+    async with endpoint_of(scripted.server, keep_alive=1e6) as client:
+        session = await client.initialize(revision)
         if how == "own stream":
-            open = await door.get(session)
+            open = await client.get(session)
         else:
             accept = {"Accept": "application/json"} if how == "json" else {}
             steps = ["wait go"] if how != "stream" else ["progress", "wait go"]
-            open = await door.post(play_call(*steps, revision=revision), session, **accept)
+            open = await client.post(play_call(*steps, revision=revision), session, **accept)
         await trio.sleep(TIMEOUT * 3 - 5)
         if how == "own stream":
-            open.leave()
+            open.disconnect()
         else:
             scripted.go["go"].set()
         await trio.sleep(TIMEOUT - 5)
-        assert (await door.post(request("ping", id=7, revision=revision), session)).response.status == 200
+        assert (await client.post(request("ping", id=7, revision=revision), session)).response.status == 200
         await trio.sleep(TIMEOUT + 1)
-        assert (await door.post(request("ping", id=8, revision=revision), session)).response.status == 404
+        assert (await client.post(request("ping", id=8, revision=revision), session)).response.status == 404
 
 
 @session_revisions
-async def test_whatever_its_client_does_keeps_a_session(revision: str, autojump_clock: MockClock) -> None:
+async def test_any_request_of_its_client_keeps_a_session(revision: str, autojump_clock: MockClock) -> None:
     scripted = ScriptedServer()
-    async with endpoint_of(scripted.server) as door:
-        session = await door.initialize(revision)
+    async with endpoint_of(scripted.server) as client:
+        session = await client.initialize(revision)
         for n in range(3):
             await trio.sleep(TIMEOUT - 1)
-            await door.post(notification("notifications/x"), session)
+            await client.post(notification("notifications/x"), session)
             await trio.sleep(TIMEOUT - 1)
-            await door.post(request("ping", id=n, revision=revision), session)
+            await client.post(request("ping", id=n, revision=revision), session)
             await trio.sleep(TIMEOUT - 1)
-            assert (await door.get(session, "1-0")).response.status == 400
+            assert (await client.get(session, "1-0")).response.status == 400
         await trio.sleep(TIMEOUT + 1)
-        assert (await door.post(notification("notifications/x"), session)).response.status == 404
+        assert (await client.post(notification("notifications/x"), session)).response.status == 404
 
 
-# Ids.
+# Ids
 
 
 @session_revisions
-async def test_an_id_that_is_used_twice_at_once_is_refused_the_second_time(
-    revision: str, autojump_clock: MockClock
-) -> None:
+async def test_an_id_in_use_is_refused_for_a_second_request(revision: str, autojump_clock: MockClock) -> None:
     scripted = ScriptedServer()
-    async with endpoint_of(scripted.server) as door:
-        session = await door.initialize(revision)
-        first = await door.post(play_call("progress", "wait go", id=5, revision=revision), session)
-        second = await door.post(play_call("say second", id=5, revision=revision), session)
+    async with endpoint_of(scripted.server) as client:
+        session = await client.initialize(revision)
+        first = await client.post(play_call("progress", "wait go", id=5, revision=revision), session)
+        second = await client.post(play_call("say second", id=5, revision=revision), session)
         assert second.response.ended
         assert second.response.json["error"]["code"] == -32600
         assert second.response.json.get("id") is None
@@ -370,39 +364,41 @@ async def test_an_id_that_is_used_twice_at_once_is_refused_the_second_time(
         scripted.go["go"].set()
         await wait_all_tasks_blocked()
         assert first.response.messages[-1]["id"] == 5
-        third = await door.post(play_call("say third", id=5, revision=revision), session)
+        third = await client.post(play_call("say third", id=5, revision=revision), session)
         assert third.response.json["result"]["content"][0]["text"] == "third"
 
 
-async def test_an_id_is_nowhere_but_in_its_header(autojump_clock: MockClock, caplog: pytest.LogCaptureFixture) -> None:
+async def test_a_session_id_is_sent_in_its_header_only_and_not_logged(
+    autojump_clock: MockClock, caplog: pytest.LogCaptureFixture
+) -> None:
     caplog.set_level(logging.DEBUG)
-    _, make = logs()
+    _, make = checked_logs()
     scripted = ScriptedServer()
-    async with endpoint_of(scripted.server, event_log=make, **SSE_PATHS) as door:
-        session = await door.initialize(D)
-        visits = [
-            await door.get(session),
-            await door.post(play_call("progress", "fail now"), session),
-            await door.post(play_call("wait never", id=2), session),
-            await door.get(session, "x"),
-            await door.ask("GET", None, path="/sse", Accept="text/event-stream"),
-            await door.post(notification("notifications/x"), "another"),
+    async with endpoint_of(scripted.server, event_log=make, **SSE_PATHS) as client:
+        session = await client.initialize(D)
+        exchanges = [
+            await client.get(session),
+            await client.post(play_call("progress", "fail now"), session),
+            await client.post(play_call("wait never", id=2), session),
+            await client.get(session, "x"),
+            await client.ask("GET", None, path="/sse", Accept="text/event-stream"),
+            await client.post(notification("notifications/x"), "another"),
         ]
-        held = door.endpoint._sessions.get(session)
-        assert session not in repr(held) + repr(door.endpoint) + repr(door.endpoint._sessions) + repr(
+        held = client.endpoint._sessions.get(session)
+        assert session not in repr(held) + repr(client.endpoint) + repr(client.endpoint._sessions) + repr(
             vars(held)["_response_streams"]
         )
-        await close(door, session)
-        await door.post(notification("notifications/x"), session)
-        sent = b"".join(visit.response.body for visit in visits[:4] + visits[5:])
+        await end_session(client, session)
+        await client.post(notification("notifications/x"), session)
+        sent = b"".join(exchange.response.body for exchange in exchanges[:4] + exchanges[5:])
         assert session.encode() not in sent
         assert session not in caplog.text
-        old = re.search(r"session=([\w-]+)", visits[4].response.body.decode())
+        old = re.search(r"session=([\w-]+)", exchanges[4].response.body.decode())
         assert old is not None
         assert old[1] not in caplog.text
 
 
-# Batches.
+# Batches
 
 
 def batch(*steps: str, ids: tuple[int, ...] = (1, 2)) -> list[Any]:
@@ -410,23 +406,23 @@ def batch(*steps: str, ids: tuple[int, ...] = (1, 2)) -> list[Any]:
 
 
 @req("http-126")
-async def test_of_a_batch_of_which_some_is_cancelled_the_rest_is_answered(autojump_clock: MockClock) -> None:
+async def test_a_batch_with_a_cancelled_request_answers_the_others(autojump_clock: MockClock) -> None:
     scripted = ScriptedServer()
-    async with endpoint_of(scripted.server) as door:
-        session = await door.initialize(B)
+    async with endpoint_of(scripted.server) as client:
+        session = await client.initialize(B)
         for accept in ("application/json", "text/event-stream"):
-            visit = await door.post(batch("wait go"), session, Accept=accept)
-            await cancelled(door, session, 2)
-            assert not visit.response.ended
+            exchange = await client.post(batch("wait go"), session, Accept=accept)
+            await cancel(client, session, 2)
+            assert not exchange.response.ended
             scripted.go["go"].set()
             await wait_all_tasks_blocked()
-            (answers,) = visit.response.messages if visit.response.streams else [visit.response.json]
+            (answers,) = exchange.response.messages if exchange.response.streams else [exchange.response.json]
             assert [each["id"] for each in answers] == [1]
-            assert visit.response.ended
+            assert exchange.response.ended
             scripted.go.clear()
 
 
-async def test_a_batch_does_not_wait_for_what_is_winding_down(autojump_clock: MockClock) -> None:
+async def test_a_batch_does_not_wait_for_a_cancelled_handler(autojump_clock: MockClock) -> None:
     server = Server("stubborn")
 
     @server.tool
@@ -438,160 +434,160 @@ async def test_a_batch_does_not_wait_for_what_is_winding_down(autojump_clock: Mo
                 await trio.sleep(seconds)
         return "done"
 
-    async with endpoint_of(server) as door:
-        session = await door.initialize(B)
+    async with endpoint_of(server) as client:
+        session = await client.initialize(B)
         message = [
             request("tools/call", {"name": "stubborn", "arguments": {"seconds": n}}, n, revision=B) for n in (0, 100)
         ]
-        visit = await door.post(message, session)
+        exchange = await client.post(message, session)
         await trio.sleep(2)
-        await cancelled(door, session, 100)
-        assert [each["id"] for each in visit.response.json] == [0]
-        assert visit.response.ended
+        await cancel(client, session, 100)
+        assert [each["id"] for each in exchange.response.json] == [0]
+        assert exchange.response.ended
 
 
-async def test_of_a_batch_of_which_all_is_cancelled_nothing_is_said(autojump_clock: MockClock) -> None:
+async def test_a_batch_with_only_cancelled_requests_has_an_empty_response(autojump_clock: MockClock) -> None:
     scripted = ScriptedServer()
-    async with endpoint_of(scripted.server) as door:
-        session = await door.initialize(B)
+    async with endpoint_of(scripted.server) as client:
+        session = await client.initialize(B)
         for accept, status in (("application/json", 202), ("text/event-stream", 200), (None, 202)):
-            visit = await door.post(batch("wait go"), session, **({"Accept": accept} if accept else {}))
+            exchange = await client.post(batch("wait go"), session, **({"Accept": accept} if accept else {}))
             for id in (1, 2):
-                assert not visit.response.ended
-                await cancelled(door, session, id)
-            assert (visit.response.status, visit.response.body, visit.response.ended) == (status, b"", True)
+                assert not exchange.response.ended
+                await cancel(client, session, id)
+            assert (exchange.response.status, exchange.response.body, exchange.response.ended) == (status, b"", True)
 
 
-# The end of a session.
+# The end of a session
 
 
 @req("http-57", "http-51")
 @pytest.mark.parametrize("how", ["DELETE", "expiry", "drain", "stop"])
 @session_revisions
-async def test_with_a_session_everything_ends_that_it_had(how: str, revision: str, autojump_clock: MockClock) -> None:
-    scripted, (made, make) = ScriptedServer(), logs()
-    async with endpoint_of(scripted.server, event_log=make, keep_alive=1e6) as door:
-        session = await door.initialize(revision)
-        what = "roots" if how == "expiry" else "wait never"  # a handler at work keeps its session
-        standing = await door.get(session)
-        undecided = await door.post(play_call("wait never", id=1, revision=revision), session)
-        away = await door.post(play_call("progress", what, id=2, revision=revision), session)
-        lost = await door.post(play_call(what, id=3, revision=revision), session)
-        asking = await door.post(play_call("roots", id=4, revision=revision), session)
-        away.leave()
-        lost.leave()
+async def test_the_end_of_a_session_ends_its_calls_and_streams(
+    how: str, revision: str, autojump_clock: MockClock
+) -> None:
+    scripted, (made, make) = ScriptedServer(), checked_logs()
+    async with endpoint_of(scripted.server, event_log=make, keep_alive=1e6) as client:
+        session = await client.initialize(revision)
+        step = "roots" if how == "expiry" else "wait never"  # a running handler keeps its session
+        standing = await client.get(session)
+        undecided = await client.post(play_call("wait never", id=1, revision=revision), session)
+        away = await client.post(play_call("progress", step, id=2, revision=revision), session)
+        lost = await client.post(play_call(step, id=3, revision=revision), session)
+        asking = await client.post(play_call("roots", id=4, revision=revision), session)
+        away.disconnect()
+        lost.disconnect()
         if how == "DELETE":
-            assert (await close(door, session)).response.status == 204
+            assert (await end_session(client, session)).response.status == 204
         elif how == "expiry":
-            await cancelled(door, session, 1)
-            for visit in (standing, asking):
-                visit.leave()
+            await cancel(client, session, 1)
+            for exchange in (standing, asking):
+                exchange.disconnect()
             await trio.sleep(TIMEOUT + 1)
         elif how == "drain":
             with trio.move_on_after(10):
-                await door.run.drain()
-            assert not scripted.cancelled  # they had all the time that there was
+                await client.run.drain()
+            assert not scripted.cancelled  # the drain cancels no call
             for id in (1, 2, 3, 4):
-                await cancelled(door, session, id)
-            await door.run.drain()
+                await cancel(client, session, id)
+            await client.run.drain()
         else:
-            door.run.stop()
+            client.run.stop()
         await wait_all_tasks_blocked()
         assert len(scripted.cancelled) == 4
         assert made[0].cleared == 1
         if how == "stop":
-            assert all(visit.response.dropped for visit in (standing, undecided, asking))
+            assert all(exchange.response.dropped for exchange in (standing, undecided, asking))
         elif how != "expiry":
-            assert all(visit.response.ended for visit in (standing, undecided, asking))
+            assert all(exchange.response.ended for exchange in (standing, undecided, asking))
             retry = [event.retry for event in standing.response.events if event.retry]
             assert retry == ([1000] if how == "drain" and revision == D else [])
         if how == "DELETE":
             for answer in (undecided.response.json, asking.response.messages[-1]):
                 assert answer["error"] == {"code": -32603, "message": "the client has ended the session"}
-        for visit in (standing, undecided, away, lost, asking):
-            visit.gone()
-        assert door.endpoint.clients == 0
-        assert door.run.statistics().listeners == 0
+        for exchange in (standing, undecided, away, lost, asking):
+            exchange.on_disconnect()
+        assert client.endpoint.clients == 0
+        assert client.run.statistics().listeners == 0
         if how in ("DELETE", "expiry"):
-            assert (await door.get(session, "1-0")).response.status == 404
-            assert (await door.post(request("ping", id=9, revision=revision), session)).response.status == 404
-            assert (await close(door, session)).response.status == 404
+            assert (await client.get(session, "1-0")).response.status == 404
+            assert (await client.post(request("ping", id=9, revision=revision), session)).response.status == 404
+            assert (await end_session(client, session)).response.status == 404
     assert made[0].cleared == 1
 
 
-async def test_what_runs_is_answered_when_its_session_ends(autojump_clock: MockClock) -> None:
+async def test_running_calls_get_an_error_when_their_session_ends(autojump_clock: MockClock) -> None:
     scripted = ScriptedServer()
-    async with endpoint_of(scripted.server) as door:
-        session, other = await door.initialize(D), await door.initialize(D)
-        first = await door.post(play_call("wait never", id=1), session)
-        second = await door.post(play_call("wait never", id=2), session)
-        elsewhere = await door.post(play_call("say x", id=1), other)
-        await close(door, session)
-        for visit in (first, second):
-            assert visit.response.json["error"] == {"code": -32603, "message": "the client has ended the session"}
+    async with endpoint_of(scripted.server) as client:
+        session, other = await client.initialize(D), await client.initialize(D)
+        first = await client.post(play_call("wait never", id=1), session)
+        second = await client.post(play_call("wait never", id=2), session)
+        unrelated = await client.post(play_call("say x", id=1), other)
+        await end_session(client, session)
+        for exchange in (first, second):
+            assert exchange.response.json["error"] == {"code": -32603, "message": "the client has ended the session"}
         assert scripted.cancelled == ["", ""]
         assert scripted.began == ["", "", ""]
-        assert elsewhere.response.json["result"]
-        assert door.run.statistics().running == 0
+        assert unrelated.response.json["result"]
+        assert client.run.statistics().running == 0
 
 
 @pytest.mark.parametrize("leaves", [False, True])
-async def test_a_session_that_ends_while_somebody_writes_keeps_its_log_until_then(
-    leaves: bool, autojump_clock: MockClock
-) -> None:
-    scripted, (made, make) = ScriptedServer(), logs()
-    async with endpoint_of(scripted.server, event_log=make) as door:
-        session = await door.initialize(D)
-        call = await door.post(play_call("progress", "wait go", "progress", "wait never"), session)
+async def test_an_ended_session_keeps_its_log_until_its_last_write(leaves: bool, autojump_clock: MockClock) -> None:
+    scripted, (made, make) = ScriptedServer(), checked_logs()
+    async with endpoint_of(scripted.server, event_log=make) as client:
+        session = await client.initialize(D)
+        call = await client.post(play_call("progress", "wait go", "progress", "wait never"), session)
         call.response.hold()
         scripted.go["go"].set()
         await wait_all_tasks_blocked()
-        await close(door, session)
+        await end_session(client, session)
         assert scripted.cancelled == [""]
         assert not made[0].cleared
         if leaves:
-            call.leave()
+            call.disconnect()
         call.response.go_on()
         await wait_all_tasks_blocked()
         assert made[0].cleared == 1
         assert call.response.ended is not leaves
-        call.gone()
+        call.on_disconnect()
     assert made[0].cleared == 1
 
 
-async def test_a_json_response_that_is_left_while_its_session_ends_clears_the_log_too(
+async def test_the_log_is_cleared_after_an_abandoned_json_response(
     autojump_clock: MockClock,
 ) -> None:
-    scripted, (made, make) = ScriptedServer(), logs()
-    async with endpoint_of(scripted.server, event_log=make) as door:
-        session = await door.initialize(D)
-        call = await door.post(play_call("wait go"), session)
+    scripted, (made, make) = ScriptedServer(), checked_logs()
+    async with endpoint_of(scripted.server, event_log=make) as client:
+        session = await client.initialize(D)
+        call = await client.post(play_call("wait go"), session)
         call.response.hold()
         scripted.go["go"].set()
         await wait_all_tasks_blocked()
-        await close(door, session)
+        await end_session(client, session)
         assert not made[0].cleared
-        call.leave()
+        call.disconnect()
         await wait_all_tasks_blocked()
         assert made[0].cleared == 1
 
 
 @pytest.mark.parametrize("how", ["DELETE", "drain"])
-async def test_what_was_said_before_the_end_is_sent_also_to_who_reads_slowly(
+async def test_a_slow_reader_gets_the_messages_before_the_end_of_its_session(
     how: str, autojump_clock: MockClock
 ) -> None:
     scripted = ScriptedServer()
-    async with endpoint_of(scripted.server) as door:
-        session = await door.initialize(D)
-        call = await door.post(play_call("progress", "wait go", "progress", "say all of it"), session)
+    async with endpoint_of(scripted.server) as client:
+        session = await client.initialize(D)
+        call = await client.post(play_call("progress", "wait go", "progress", "say all of it"), session)
         call.response.hold()
         scripted.go["go"].set()
         await wait_all_tasks_blocked()
         async with trio.open_nursery() as nursery:
             if how == "drain":
-                nursery.start_soon(door.run.drain)
+                nursery.start_soon(client.run.drain)
             else:
-                await close(door, session)
+                await end_session(client, session)
             await trio.sleep(100)
             call.response.go_on()
         await wait_all_tasks_blocked()
@@ -600,24 +596,24 @@ async def test_what_was_said_before_the_end_is_sent_also_to_who_reads_slowly(
         answer = call.response.messages[-1]
         if how == "drain":
             assert answer["result"]["content"][0]["text"] == "all of it"
-        else:  # it was said, or it was cut off while the report before it was under way
+        else:  # the answer, or an error if the session ended during the report before it
             assert answer.get("error", {}).get("code") in (None, -32603)
 
 
-@pytest.mark.parametrize("writing", ["a report", "a sign of life"])
-async def test_who_reads_slowly_is_told_too_why_its_call_ends_with_its_session(
+@pytest.mark.parametrize("writing", ["a report", "a keep-alive comment"])
+async def test_a_slow_reader_gets_the_error_of_a_call_in_an_ended_session(
     writing: str, autojump_clock: MockClock
 ) -> None:
     scripted = ScriptedServer()
-    async with endpoint_of(scripted.server) as door:
-        session = await door.initialize(D)
-        call = await door.post(play_call("progress", "wait go", "progress", "wait never"), session)
+    async with endpoint_of(scripted.server) as client:
+        session = await client.initialize(D)
+        call = await client.post(play_call("progress", "wait go", "progress", "wait never"), session)
         call.response.hold()
         if writing == "a report":
             scripted.go["go"].set()
         await trio.sleep(20)
         assert call.response.writing
-        await close(door, session)
+        await end_session(client, session)
         call.response.go_on()
         await wait_all_tasks_blocked()
         answer = call.response.messages[-1]
@@ -625,155 +621,155 @@ async def test_who_reads_slowly_is_told_too_why_its_call_ends_with_its_session(
         assert call.response.ended
 
 
-async def test_a_log_that_cannot_be_cleared_is_told_of_and_nothing_else(
+async def test_a_failure_to_clear_a_log_is_only_logged(
     autojump_clock: MockClock, caplog: pytest.LogCaptureFixture
 ) -> None:
-    class Stuck(MemoryEventLog):
+    class UnclearableLog(MemoryEventLog):
         def __init__(self, session: str) -> None:
             super().__init__()
 
         def clear(self) -> None:
             raise OSError("cannot clear")
 
-    async with endpoint_of(ScriptedServer().server, event_log=Stuck) as door:
-        session = await door.initialize(D)
-        assert (await close(door, session)).response.status == 204
+    async with endpoint_of(ScriptedServer().server, event_log=UnclearableLog) as client:
+        session = await client.initialize(D)
+        assert (await end_session(client, session)).response.status == 204
         assert "cannot clear" in caplog.text
-        assert door.endpoint.clients == 0
+        assert client.endpoint.clients == 0
 
 
-async def test_a_client_that_has_not_read_which_session_it_is_has_none(autojump_clock: MockClock) -> None:
-    made, make = logs()
-    async with endpoint_of(ScriptedServer().server, event_log=make) as door:
+async def test_a_session_ends_if_its_client_did_not_receive_the_id(autojump_clock: MockClock) -> None:
+    made, make = checked_logs()
+    async with endpoint_of(ScriptedServer().server, event_log=make) as client:
         for _ in range(3):
             response = Recorder()
             response.cut()
             params = {"protocolVersion": D, "capabilities": {}, "clientInfo": {"name": "x", "version": "1"}}
-            await door.post(request("initialize", params, 0, revision=D), revision=D, response=response)
-        assert door.endpoint.clients == 0
+            await client.post(request("initialize", params, 0, revision=D), revision=D, response=response)
+        assert client.endpoint.clients == 0
         assert [log.cleared for log in made] == [1, 1, 1]
-        await door.initialize(D)
-        assert door.endpoint.clients == 1
+        await client.initialize(D)
+        assert client.endpoint.clients == 1
 
 
-# The old transport.
+# HTTP+SSE
 
 
-async def old_stream(door: EndpointClient, **how: Any) -> tuple[RecordedExchange, str]:
-    visit = await door.ask("GET", None, path="/sse", revision="2024-11-05", **how)
+async def open_sse_stream(client: EndpointClient, **how: Any) -> tuple[RecordedExchange, str]:
+    exchange = await client.ask("GET", None, path="/sse", revision="2024-11-05", **how)
     await wait_all_tasks_blocked()
-    (event,) = visit.response.events
+    (event,) = exchange.response.events
     assert event.event == "endpoint"
-    return visit, event.data.decode()
+    return exchange, event.data.decode()
 
 
-def opening(id: Any = 0) -> dict[str, Any]:
+def initialize_request(id: Any = 0) -> dict[str, Any]:
     params = {"protocolVersion": "2024-11-05", "capabilities": {}, "clientInfo": {"name": "x", "version": "1"}}
     return request("initialize", params, id, revision="2024-11-05")
 
 
-def said(visit: RecordedExchange) -> list[Any]:
-    return [json.loads(event.data) for event in visit.response.events if event.event == "message"]
+def sse_messages(exchange: RecordedExchange) -> list[Any]:
+    return [json.loads(event.data) for event in exchange.response.events if event.event == "message"]
 
 
-async def test_an_old_stream_is_its_session(autojump_clock: MockClock) -> None:
+async def test_an_sse_session_ends_with_its_stream(autojump_clock: MockClock) -> None:
     scripted = ScriptedServer()
-    async with endpoint_of(scripted.server, **SSE_PATHS) as door:
-        stream, uri = await old_stream(door)
-        await door.post(opening(), path=uri)
-        await door.post(notification("notifications/initialized"), path=uri)
-        posted = await door.post(play_call("progress", "wait never", revision="2024-11-05"), path=uri)
+    async with endpoint_of(scripted.server, **SSE_PATHS) as client:
+        stream, uri = await open_sse_stream(client)
+        await client.post(initialize_request(), path=uri)
+        await client.post(notification("notifications/initialized"), path=uri)
+        posted = await client.post(play_call("progress", "wait never", revision="2024-11-05"), path=uri)
         assert (posted.response.status, posted.response.body) == (202, b"")
-        assert methods(said(stream)) == ["the answer", PROGRESS]
+        assert methods(sse_messages(stream)) == ["the answer", PROGRESS]
         await trio.sleep(TIMEOUT * 2 + 1)
         assert stream.response.comments == TIMEOUT * 2 // 15
         assert not scripted.cancelled
-        stream.leave()
+        stream.disconnect()
         await wait_all_tasks_blocked()
         assert scripted.cancelled == [""]
-        assert door.endpoint.clients == 0
-        assert (await door.post(notification("notifications/x"), path=uri)).response.status == 404
+        assert client.endpoint.clients == 0
+        assert (await client.post(notification("notifications/x"), path=uri)).response.status == 404
 
 
-async def test_who_never_reads_an_old_stream_is_not_listened_to_without_end(autojump_clock: MockClock) -> None:
+async def test_posts_for_an_unread_sse_stream_are_limited(autojump_clock: MockClock) -> None:
     limits = Limits(outgoing=4, calls=10)
-    async with endpoint_of(ScriptedServer(limits=limits).server, **SSE_PATHS) as door:
-        stream, uri = await old_stream(door)
-        await door.post(opening(), path=uri)
+    async with endpoint_of(ScriptedServer(limits=limits).server, **SSE_PATHS) as client:
+        stream, uri = await open_sse_stream(client)
+        await client.post(initialize_request(), path=uri)
         stream.response.hold()
         status = []
         for n in range(30):
-            posted = await door.post(request("ping", id=n, revision="2024-11-05"), path=uri)
+            posted = await client.post(request("ping", id=n, revision="2024-11-05"), path=uri)
             status.append(posted.response.status)
         assert status == [202] * 16 + [429] * 14
         assert "Limits.outgoing" in posted.response.json["error"]["message"]
         assert posted.response.headers["Retry-After"]
         stream.response.go_on()
         await wait_all_tasks_blocked()
-        assert [each["id"] for each in said(stream)] == [0, *range(16)]
-        assert (await door.post(request("ping", id=99, revision="2024-11-05"), path=uri)).response.status == 202
+        assert [each["id"] for each in sse_messages(stream)] == [0, *range(16)]
+        assert (await client.post(request("ping", id=99, revision="2024-11-05"), path=uri)).response.status == 202
 
 
 @pytest.mark.parametrize("how", ["drain", "stop"])
-async def test_an_old_stream_ends_with_the_server(how: str, autojump_clock: MockClock) -> None:
+async def test_an_sse_stream_ends_with_the_server(how: str, autojump_clock: MockClock) -> None:
     scripted = ScriptedServer()
-    async with endpoint_of(scripted.server, **SSE_PATHS) as door:
-        stream, uri = await old_stream(door)
-        await door.post(opening(), path=uri)
-        await door.post(notification("notifications/initialized"), path=uri)
-        await door.post(play_call("sleep 5", "say x", revision="2024-11-05"), path=uri)
+    async with endpoint_of(scripted.server, **SSE_PATHS) as client:
+        stream, uri = await open_sse_stream(client)
+        await client.post(initialize_request(), path=uri)
+        await client.post(notification("notifications/initialized"), path=uri)
+        await client.post(play_call("sleep 5", "say x", revision="2024-11-05"), path=uri)
         if how == "drain":
             stream.response.hold()
             async with trio.open_nursery() as nursery:
-                nursery.start_soon(door.run.drain)
+                nursery.start_soon(client.run.drain)
                 await trio.sleep(10)
                 stream.response.go_on()
             assert stream.response.ended
-            assert said(stream)[-1]["result"]["content"][0]["text"] == "x"
+            assert sse_messages(stream)[-1]["result"]["content"][0]["text"] == "x"
         else:
-            door.run.stop()
+            client.run.stop()
             await wait_all_tasks_blocked()
             assert stream.response.dropped
             assert scripted.cancelled == [""]
-        assert door.endpoint.clients == 0
-        assert door.run.statistics().listeners == 0
+        assert client.endpoint.clients == 0
+        assert client.run.statistics().listeners == 0
 
 
-async def test_what_was_said_on_an_old_stream_is_sent_before_it_ends(autojump_clock: MockClock) -> None:
-    async with endpoint_of(ScriptedServer().server, **SSE_PATHS) as door:
-        stream, uri = await old_stream(door)
-        await door.post(opening(), path=uri)
+async def test_pending_messages_of_an_sse_stream_are_sent_before_its_end(autojump_clock: MockClock) -> None:
+    async with endpoint_of(ScriptedServer().server, **SSE_PATHS) as client:
+        stream, uri = await open_sse_stream(client)
+        await client.post(initialize_request(), path=uri)
         stream.response.hold()
         for n in range(1, 4):
-            await door.post(request("ping", id=n, revision="2024-11-05"), path=uri)
+            await client.post(request("ping", id=n, revision="2024-11-05"), path=uri)
         async with trio.open_nursery() as nursery:
-            nursery.start_soon(door.run.drain)
+            nursery.start_soon(client.run.drain)
             await trio.sleep(1)
             stream.response.go_on()
-        assert [each["id"] for each in said(stream)] == [0, 1, 2, 3]
+        assert [each["id"] for each in sse_messages(stream)] == [0, 1, 2, 3]
         assert stream.response.ended
 
 
-async def test_an_old_stream_is_no_place_for_modern_questions_only(autojump_clock: MockClock) -> None:
-    """What is asked on it is answered by a POST, and what held back changes follows when it is read again."""
+async def test_changes_for_an_unread_sse_stream_are_merged_and_sent_later(autojump_clock: MockClock) -> None:
+    """Changes that waited for a reader follow when the client reads the stream again."""
     scripted = ScriptedServer(limits=Limits(outgoing=1))
-    async with endpoint_of(scripted.server, **SSE_PATHS) as door:
-        stream, uri = await old_stream(door)
-        await door.post(opening(), path=uri)
-        await door.post(notification("notifications/initialized"), path=uri)
+    async with endpoint_of(scripted.server, **SSE_PATHS) as client:
+        stream, uri = await open_sse_stream(client)
+        await client.post(initialize_request(), path=uri)
+        await client.post(notification("notifications/initialized"), path=uri)
         stream.response.hold()
         for _ in range(9):
-            await changed(scripted)
+            await change_tools(scripted)
         stream.response.go_on()
         await trio.sleep(1)
-        assert methods(said(stream)) == ["the answer"] + [TOOLS] * 3
+        assert methods(sse_messages(stream)) == ["the answer"] + [TOOLS] * 3
 
 
-# The registry.
+# The registry of sessions
 
 
-class Fake:
-    """A session as the registry knows it."""
+class FakeSession:
+    """The parts of a session that the registry uses."""
 
     def __init__(self) -> None:
         self.server_session: Any = SimpleNamespace(account=SimpleNamespace(holder=None))
@@ -783,14 +779,14 @@ class Fake:
         self.facts = SessionFacts(REVISIONS[D])
 
     def wake(self) -> None:
-        raise AssertionError("nobody says anything")
+        raise AssertionError("there are no messages")
 
-    def end(self, why: str, *, retry: float | None = None) -> None:
+    def end(self, reason: str, *, retry: float | None = None) -> None:
         self.ended.append((trio.current_time(), retry))
 
 
-async def test_the_registry_ends_what_is_not_used(autojump_clock: MockClock) -> None:
-    sessions, fakes = Sessions(3, 100), {name: Fake() for name in "abc"}
+async def test_the_registry_ends_unused_sessions(autojump_clock: MockClock) -> None:
+    sessions, fakes = Sessions(3, 100), {name: FakeSession() for name in "abc"}
     async with trio.open_nursery() as nursery:
         nursery.start_soon(sessions.expire)
         for name, fake in fakes.items():
@@ -816,8 +812,8 @@ async def test_the_registry_ends_what_is_not_used(autojump_clock: MockClock) -> 
     assert len(fakes["b"].ended) == 1
 
 
-async def test_the_registry_ends_all_or_gives_them_away(autojump_clock: MockClock) -> None:
-    sessions, fakes = Sessions(9, 100), [Fake() for _ in range(4)]
+async def test_the_registry_ends_all_sessions_or_hands_them_over(autojump_clock: MockClock) -> None:
+    sessions, fakes = Sessions(9, 100), [FakeSession() for _ in range(4)]
     async with trio.open_nursery() as nursery:
         nursery.start_soon(sessions.expire)
         for n in range(2):
@@ -832,53 +828,54 @@ async def test_the_registry_ends_all_or_gives_them_away(autojump_clock: MockCloc
     assert len({Sessions.new_id() for _ in range(100)}) == 100
 
 
-async def test_the_one_that_is_idle_for_longest_makes_room_if_it_is_soon_found(autojump_clock: MockClock) -> None:
-    sessions, fakes = Sessions(1002, 1e6), [Fake() for _ in range(1002)]
+async def test_the_session_idle_for_longest_makes_room_if_it_is_found_soon(autojump_clock: MockClock) -> None:
+    sessions, fakes = Sessions(1002, 1e6), [FakeSession() for _ in range(1002)]
     for n, fake in enumerate(fakes):
         assert sessions.make_room(None)
         sessions.add(str(n), fake)
         fake.in_use = n < 1000
-    assert not sessions.make_room(None)  # to look at all would cost too much
-    assert sessions.make_room(None)  # those that were looked at are in nobody's way now
+    assert not sessions.make_room(None)  # the search stops after a number of sessions
+    assert sessions.make_room(None)  # the next search starts after the sessions seen before
     assert len(sessions) == 1001
     assert [n for n, fake in enumerate(fakes) if fake.ended] == [1000]
     assert sessions.make_room(None)
     assert len(sessions) == 1001
 
 
-# Any order of anything.
+# Random sequences of actions
 
-DEEDS = st.tuples(
-    st.sampled_from(["call", "tell", "tell", "ask", "leave", "back", "end", "change", "get", "hold"]), st.integers(0, 3)
+ACTIONS = st.tuples(
+    st.sampled_from(["call", "report", "report", "ask", "disconnect", "resume", "end", "change", "get", "hold"]),
+    st.integers(0, 3),
 )
 
 
 @settings(max_examples=100, deadline=None)
-@given(st.sampled_from(SESSIONS), st.lists(DEEDS, max_size=30), st.integers(2, 6))
-def test_every_message_comes_on_its_own_stream_once_and_in_order(
-    revision: str, deeds: list[tuple[str, int]], limit: int
+@given(st.sampled_from(SESSIONS), st.lists(ACTIONS, max_size=30), st.integers(2, 6))
+def test_each_message_comes_on_its_own_stream_once_and_in_order(
+    revision: str, actions: list[tuple[str, int]], limit: int
 ) -> None:
     async def main() -> None:
         server = Server("talk", limits=Limits(outgoing=limit), capabilities=["tools"])
-        play = Play(server, revision)
-        async with endpoint_of(server) as play.door:
-            play.session = await play.door.initialize(revision)
-            for deed, which in deeds:
-                await getattr(play, deed)(which)
+        random_session = RandomSession(server, revision)
+        async with endpoint_of(server) as random_session.client:
+            random_session.session = await random_session.client.initialize(revision)
+            for action, which in actions:
+                await getattr(random_session, action)(which)
                 await wait_all_tasks_blocked()
-            for which in list(play.calls):
-                await play.back(which)
-                await play.end(which)
+            for which in list(random_session.calls):
+                await random_session.resume(which)
+                await random_session.end(which)
             await wait_all_tasks_blocked()
-            play.check()
+            random_session.check()
 
     trio.run(main, clock=MockClock(autojump_threshold=0))
 
 
-class Play:
-    """Calls in one session, whose clients come and go."""
+class RandomSession:
+    """Random actions on calls in one session, with disconnecting and resuming clients."""
 
-    door: EndpointClient
+    client: EndpointClient
     session: str
 
     def __init__(self, server: Server, revision: str) -> None:
@@ -887,7 +884,7 @@ class Play:
         self.orders: dict[int, trio.MemorySendChannel[Any]] = {}
         self.calls: dict[int, list[RecordedExchange]] = {}
         self.own: list[RecordedExchange] = []
-        self.said: defaultdict[int, list[Any]] = defaultdict(list)
+        self.reported: defaultdict[int, list[Any]] = defaultdict(list)
         self.number = 0
         server.tool(self.talk)
 
@@ -910,32 +907,34 @@ class Play:
                 "tools/call", {"name": "talk", "arguments": {"which": which}}, self.number, revision=self.revision,
                 progress=f"token {which}",
             )  # fmt: skip
-            self.calls[which] = [await self.door.post(message, self.session)]
+            self.calls[which] = [await self.client.post(message, self.session)]
 
-    async def tell(self, which: int) -> None:
+    async def report(self, which: int) -> None:
         if which in self.orders:
             self.number += 1
-            self.said[which].append(self.number)
+            self.reported[which].append(self.number)
             self.orders[which].send_nowait(self.number)
 
     async def ask(self, which: int) -> None:
         if which in self.orders:
             self.orders[which].send_nowait("ask")
 
-    async def leave(self, which: int) -> None:
+    async def disconnect(self, which: int) -> None:
         if which in self.calls:
-            self.calls[which][-1].leave()
+            self.calls[which][-1].disconnect()
 
     async def hold(self, which: int) -> None:
         if which in self.calls:
             self.calls[which][-1].response.hold()
 
-    async def back(self, which: int) -> None:
+    async def resume(self, which: int) -> None:
         if which in self.calls:
-            seen = [visit for visit in self.calls[which] if visit.response.streams and visit.response.events]
-            ids = [event.id for visit in seen for event in visit.response.events if event.id]
+            seen = [
+                exchange for exchange in self.calls[which] if exchange.response.streams and exchange.response.events
+            ]
+            ids = [event.id for exchange in seen for event in exchange.response.events if event.id]
             if ids:
-                self.calls[which].append(await self.door.get(self.session, ids[-1]))
+                self.calls[which].append(await self.client.get(self.session, ids[-1]))
 
     async def end(self, which: int) -> None:
         if which in self.orders:
@@ -946,26 +945,28 @@ class Play:
         await trio.sleep(1)
 
     async def get(self, which: int) -> None:
-        self.own.append(await self.door.get(self.session))
+        self.own.append(await self.client.get(self.session))
 
     def check(self) -> None:
         ids: list[str] = []
-        for which, visits in self.calls.items():
+        for which, exchanges in self.calls.items():
             came: list[Any] = []
-            streams = [visit.response for visit in visits if visit.response.streams]
+            streams = [exchange.response for exchange in exchanges if exchange.response.streams]
             for each in streams:
                 ids += [event.id for event in each.events if event.id is not None]
                 came += each.messages
             if not streams:
-                continue  # JSON, or gone before there was an id
+                continue  # JSON, or disconnected before the first event id
             assert all(
                 each["params"]["progressToken"] == f"token {which}" for each in came if each.get("method") == PROGRESS
             )
-            assert [each["params"]["progress"] for each in came if each.get("method") == PROGRESS] == self.said[which]
+            assert [each["params"]["progress"] for each in came if each.get("method") == PROGRESS] == self.reported[
+                which
+            ]
             assert came[-1]["result"]["content"][0]["text"] == f"end of {which}"
             assert sum("result" in each for each in came) == 1
             assert all(each.get("method") in (PROGRESS, "roots/list", CANCELLED, None) for each in came)
-        for visit in self.own:
-            ids += [event.id for event in visit.response.events if event.id is not None]
-            assert set(methods(visit.response.messages)) <= {TOOLS, CANCELLED}
+        for exchange in self.own:
+            ids += [event.id for event in exchange.response.events if event.id is not None]
+            assert set(methods(exchange.response.messages)) <= {TOOLS, CANCELLED}
         assert len(ids) == len(set(ids))

@@ -1,4 +1,4 @@
-"""What goes back over HTTP, and on which stream: answers, and streams that break and go on."""
+"""Responses over HTTP: JSON or streams, resumption of broken streams, and slow readers."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ import pytest
 import trio
 from trio.testing import MockClock
 
-from tests.http.client import Cut, HttpClient, notification
+from tests.http.client import Cut, notification
 from tests.http.scripted_server import (
     KEEP_ALIVE,
     TOOLS,
@@ -34,24 +34,24 @@ from tests.server.raw_client import CANCELLED, PROGRESS
 from trio_mcp import Limits
 from trio_mcp.core.http import SseEvent
 
-# JSON or a stream.
+# JSON or a stream
 
 
 @req("http-18", "http-121", "http-22", "http-20", "http-27")
 @streamable_revisions
 @pytest.mark.parametrize(
-    ("steps", "kind", "said"),
+    ("steps", "kind", "before"),
     [
         ([], "application/json", []),
         (["wait soon"], "application/json", []),
         (["progress"], "text/event-stream", [PROGRESS]),
         (["progress", "progress", "wait soon", "progress"], "text/event-stream", [PROGRESS] * 3),
         (["wait soon", "progress"], "text/event-stream", [PROGRESS]),
-        (["fail nothing of this"], "application/json", []),
+        (["fail on purpose"], "application/json", []),
     ],
 )
-async def test_an_answer_is_a_stream_where_something_precedes_it(
-    revision: str, steps: list[str], kind: str, said: list[str], autojump_clock: MockClock
+async def test_an_answer_is_a_stream_if_a_message_precedes_it(
+    revision: str, steps: list[str], kind: str, before: list[str], autojump_clock: MockClock
 ) -> None:
     scripted = ScriptedServer()
     async with served(scripted.server) as web, trio.open_nursery() as nursery:
@@ -64,12 +64,12 @@ async def test_an_answer_is_a_stream_where_something_precedes_it(
         nursery.start_soon(go_on)
         answer = await web.post(play_call(*steps, revision=revision), revision=revision, session=session)
         assert (answer.status, answer.type) == (200, kind)
-        assert methods(answer.messages) == [*said, "the answer"]
-        assert answer.result.get("isError", False) is ("fail nothing of this" in steps)
+        assert methods(answer.messages) == [*before, "the answer"]
+        assert answer.result.get("isError", False) is ("fail on purpose" in steps)
 
 
 @streamable_revisions
-async def test_a_client_that_takes_only_streams_gets_one(revision: str, autojump_clock: MockClock) -> None:
+async def test_a_client_that_accepts_only_streams_gets_a_stream(revision: str, autojump_clock: MockClock) -> None:
     async with served(ScriptedServer().server) as web:
         session = await open_session(web, revision)
         how: dict[str, Any] = {"revision": revision, "session": session, "headers": {"Accept": "text/event-stream"}}
@@ -80,8 +80,8 @@ async def test_a_client_that_takes_only_streams_gets_one(revision: str, autojump
 
 
 @streamable_revisions
-@pytest.mark.parametrize("how", ["the client takes nothing else", "the server has nothing else"])
-async def test_where_all_is_json_reports_are_dropped_and_questions_fail(
+@pytest.mark.parametrize("how", ["the client accepts JSON only", "the server sends JSON only"])
+async def test_json_responses_drop_reports_and_fail_questions(
     revision: str, how: str, autojump_clock: MockClock
 ) -> None:
     scripted = ScriptedServer()
@@ -104,9 +104,7 @@ async def test_where_all_is_json_reports_are_dropped_and_questions_fail(
 
 @req("http-107")
 @streamable_revisions
-async def test_what_takes_long_becomes_a_stream_before_anybody_thinks_it_dead(
-    revision: str, autojump_clock: MockClock
-) -> None:
+async def test_a_long_call_becomes_a_stream_at_the_first_keep_alive(revision: str, autojump_clock: MockClock) -> None:
     async with served(ScriptedServer().server) as web:
         session = await open_session(web, revision)
         began = trio.current_time()
@@ -119,20 +117,20 @@ async def test_what_takes_long_becomes_a_stream_before_anybody_thinks_it_dead(
 
 @req("http-113")
 @streamable_revisions
-async def test_a_silent_stream_gets_a_comment_every_fifteen_seconds(revision: str, autojump_clock: MockClock) -> None:
+async def test_an_idle_stream_gets_a_comment_every_fifteen_seconds(revision: str, autojump_clock: MockClock) -> None:
     async with served(ScriptedServer().server) as web:
         session = await open_session(web, revision)
         began = trio.current_time()
         message = play_call("progress", "sleep 20", "progress", "sleep 50", revision=revision)
         async with web.stream(message, revision=revision, session=session) as stream:
             await stream.response()
-            comments = [time - began for time, data in stream.link.took if data == b": keep-alive\n\n"]
-        assert comments == [15, 35, 50, 65]  # each time anew after something was said
+            comments = [time - began for time, data in stream.link.chunks if data == b": keep-alive\n\n"]
+        assert comments == [15, 35, 50, 65]  # the time starts again after each message
 
 
 @req("http-113")
 @pytest.mark.parametrize("keep_alive", [1.0, 7.5])
-async def test_how_often_is_a_setting(keep_alive: float, autojump_clock: MockClock) -> None:
+async def test_the_keep_alive_interval_is_an_option(keep_alive: float, autojump_clock: MockClock) -> None:
     async with served(ScriptedServer().server, keep_alive=keep_alive) as web:
         session = await web.initialize(D)
         async with web.stream(session=session) as changes:
@@ -142,7 +140,7 @@ async def test_how_often_is_a_setting(keep_alive: float, autojump_clock: MockClo
 
 
 @streamable_revisions
-async def test_the_head_is_there_before_anything_is_said_where_a_stream_is_certain(
+async def test_the_head_of_a_certain_stream_is_sent_before_its_messages(
     revision: str, autojump_clock: MockClock
 ) -> None:
     scripted = ScriptedServer()
@@ -159,7 +157,7 @@ async def test_the_head_is_there_before_anything_is_said_where_a_stream_is_certa
 @streamable_revisions
 @pytest.mark.parametrize("character", ["\u2028", "\u2029", "\x85", "\x0b", "\x0c", "\x1c", "\U0001f600", "\xa0", "é"])
 async def test_no_character_breaks_an_event_in_two(revision: str, character: str, autojump_clock: MockClock) -> None:
-    """Clients have been seen (httpx-sse 0.4.0) that take all that `str.splitlines` splits at for the end of a line."""
+    """Some clients (httpx-sse 0.4.0) end a line at each character at which `str.splitlines` splits."""
     text = f"one{character}two"
     async with served(ScriptedServer().server) as web:
         session = await open_session(web, revision)
@@ -173,7 +171,9 @@ async def test_no_character_breaks_an_event_in_two(revision: str, character: str
 
 @streamable_revisions
 @pytest.mark.parametrize("steps", [[], ["progress"]], ids=["JSON", "a stream"])
-async def test_eight_mebibytes_pass_both_ways(revision: str, steps: list[str], autojump_clock: MockClock) -> None:
+async def test_eight_mebibytes_pass_in_both_directions(
+    revision: str, steps: list[str], autojump_clock: MockClock
+) -> None:
     text = "é" * (4 * 1024 * 1024)
     async with served(ScriptedServer().server) as web:
         session = await open_session(web, revision)
@@ -183,7 +183,7 @@ async def test_eight_mebibytes_pass_both_ways(revision: str, steps: list[str], a
 
 
 @streamable_revisions
-async def test_what_is_too_long_is_refused_with_the_limit(revision: str, autojump_clock: MockClock) -> None:
+async def test_a_too_long_message_is_refused_with_the_limit(revision: str, autojump_clock: MockClock) -> None:
     async with served(ScriptedServer(limits=Limits(message_bytes=100_000)).server) as web:
         session = await open_session(web, revision)
         message = play_call("say " + "x" * 100_000, revision=revision)
@@ -192,7 +192,7 @@ async def test_what_is_too_long_is_refused_with_the_limit(revision: str, autojum
         assert "Limits.message_bytes" in answer.json["error"]["message"]
 
 
-# Revisions and their events.
+# Revisions and their events
 
 
 @req("http-46", "http-115", "http-123")
@@ -200,7 +200,7 @@ async def test_what_is_too_long_is_refused_with_the_limit(revision: str, autojum
     ("revision", "shape"),
     [(B, ["1-0", "1-1", "1-2"]), (C, ["1-0", "1-1", "1-2"]), (D, ["1-0", "1-1", "1-2", "1-3"]), (E, [None] * 3)],
 )
-async def test_which_revision_has_ids_and_which_primes_its_streams(
+async def test_event_ids_and_priming_events_depend_on_the_revision(
     revision: str, shape: list[str | None], autojump_clock: MockClock
 ) -> None:
     async with served(ScriptedServer().server) as web:
@@ -217,7 +217,7 @@ async def test_which_revision_has_ids_and_which_primes_its_streams(
 
 @req("http-46")
 @session_revisions
-async def test_a_standalone_stream_is_primed_like_any_other(revision: str, autojump_clock: MockClock) -> None:
+async def test_a_standalone_stream_is_primed(revision: str, autojump_clock: MockClock) -> None:
     scripted = ScriptedServer()
     async with served(scripted.server) as web:
         session = await web.initialize(revision)
@@ -258,28 +258,23 @@ async def test_no_two_events_of_a_session_share_an_id(revision: str, autojump_cl
     assert len(set(seen)) == len(seen)
 
 
-# Broken streams, and how they are carried on.
+# Resumption of broken streams
 
 
-STORY = ("progress", "progress", "progress", "say the end")
-
-
-async def the_whole_story(web: HttpClient, session: str, message: Any) -> list[tuple[str | None, bytes]]:
-    answer = await web.post(message, session=session)
-    return [(event.id, event.data) for event in answer.events]
+STEPS = ("progress", "progress", "progress", "say the end")
 
 
 @req("http-30", "http-42", "http-43", "http-45")
 @session_revisions
-@pytest.mark.parametrize("waits", [False, True], ids=["which has ended meanwhile", "which goes on"])
+@pytest.mark.parametrize("waits", [False, True], ids=["finished", "running"])
 @pytest.mark.parametrize("after", range(5))
-async def test_a_stream_is_carried_on_after_every_event(
+async def test_a_stream_can_be_resumed_after_every_event(
     revision: str, after: int, waits: bool, autojump_clock: MockClock
 ) -> None:
-    """The client goes after each event in turn, and comes back for the rest by GET; nothing is lost or said twice."""
+    """The client disconnects after each event in turn, and resumes by GET: each message comes exactly once."""
     scripted = ScriptedServer()
     events: list[tuple[str | None, bytes]] = []
-    steps = [*STORY[:3], "wait go", *STORY[3:]] if waits else list(STORY)
+    steps = [*STEPS[:3], "wait go", *STEPS[3:]] if waits else list(STEPS)
     last = 4 if revision == D else 3  # events before the answer
     async with served(scripted.server) as web:
         session = await web.initialize(revision)
@@ -309,25 +304,25 @@ async def test_a_stream_is_carried_on_after_every_event(
 
 @req("http-42")
 @session_revisions
-async def test_a_stream_is_carried_on_again_and_again(revision: str, autojump_clock: MockClock) -> None:
+async def test_a_stream_can_be_resumed_many_times(revision: str, autojump_clock: MockClock) -> None:
     scripted = ScriptedServer()
     async with served(scripted.server) as web:
         session = await web.initialize(revision)
         stream = await web.open(
             play_call(*(step for n in range(9) for step in ("progress", f"wait {n}"))), session=session
         )
-        heard: list[dict[str, Any]] = []
+        received: list[dict[str, Any]] = []
         for n in range(9):
-            heard.append(await stream.message())
+            received.append(await stream.message())
             await stream.aclose()
             if n % 2:
-                scripted.go[str(n)].set()  # said while nobody is there
+                scripted.go[str(n)].set()  # the report is sent while the client is away
                 await wait_until_idle()
             stream = await web.open(session=session, after=stream.last_event_id)
             scripted.go[str(n)].set()
-        heard += await stream.rest()
-        assert [each["params"]["progress"] for each in heard[:-1]] == list(range(1, 10))
-        assert text_of(heard[-1]) == "done"
+        received += await stream.rest()
+        assert [each["params"]["progress"] for each in received[:-1]] == list(range(1, 10))
+        assert text_of(received[-1]) == "done"
 
 
 @req("http-28")
@@ -348,7 +343,7 @@ async def test_a_lost_connection_cancels_nothing_in_a_session(revision: str, aut
 
 @req("http-43")
 @session_revisions
-async def test_a_resumed_stream_never_has_anothers_messages(revision: str, autojump_clock: MockClock) -> None:
+async def test_a_resumed_stream_has_no_messages_of_other_streams(revision: str, autojump_clock: MockClock) -> None:
     scripted = ScriptedServer()
     async with served(scripted.server) as web:
         session = await web.initialize(revision)
@@ -364,12 +359,12 @@ async def test_a_resumed_stream_never_has_anothers_messages(revision: str, autoj
         scripted.server.notify_list_changed("resources")
         await wait_until_idle()
         await trio.sleep(1)
-        for stream, tale in ((one, "one"), (two, "two")):
+        for stream, call in ((one, "one"), (two, "two")):
             async with web.stream(session=session, after=stream.last_event_id) as rest:
-                said = await rest.rest()
-                assert methods(said) == [PROGRESS, "the answer"]
-                assert said[0]["params"]["progressToken"] == f"token of {tale}"
-                assert (said[1]["id"], text_of(said[1])) == (tale, tale)
+                messages = await rest.rest()
+                assert methods(messages) == [PROGRESS, "the answer"]
+                assert messages[0]["params"]["progressToken"] == f"token of {call}"
+                assert (messages[1]["id"], text_of(messages[1])) == (call, call)
         async with web.stream(session=session, after=changes.last_event_id) as rest:
             assert (await rest.message())["method"] == "notifications/resources/list_changed"
 
@@ -377,9 +372,7 @@ async def test_a_resumed_stream_never_has_anothers_messages(revision: str, autoj
 @req("http-43", "http-42")
 @session_revisions
 @pytest.mark.parametrize("id", ["1-99", "99-0", "x", "1-0x", "-", "1--1", " 1-0 ", "1" * 900])
-async def test_an_event_that_never_was_is_refused_and_nothing_is_replayed(
-    revision: str, id: str, autojump_clock: MockClock
-) -> None:
+async def test_an_unknown_event_id_is_refused(revision: str, id: str, autojump_clock: MockClock) -> None:
     async with served(ScriptedServer().server) as web:
         session = await web.initialize(revision)
         await web.post(play_call("progress"), session=session)
@@ -393,25 +386,23 @@ async def test_an_event_that_never_was_is_refused_and_nothing_is_replayed(
 
 @req("http-42")
 @session_revisions
-async def test_events_that_are_no_longer_kept_are_never_skipped_in_silence(
-    revision: str, autojump_clock: MockClock
-) -> None:
+async def test_a_resumption_after_discarded_events_is_refused(revision: str, autojump_clock: MockClock) -> None:
     async with served(ScriptedServer(limits=Limits(replay_events=5)).server) as web:
         session = await web.initialize(revision)
         stream = await web.open(play_call("many 20", "say the end"), session=session)
         first = (await stream.event()).id
-        heard = [each async for each in stream]
+        received = [each async for each in stream]
         fields = {**web.headers_for(None, revision, session), "Content-Type": None, "Last-Event-ID": first}
         answer = await web.send("GET", "/mcp", fields)
         assert answer.status == 400
         assert "no longer kept" in answer.json["error"]["message"]
-        async with web.stream(session=session, after=heard[-4].id) as rest:
-            assert [event.id async for event in rest] == [each.id for each in heard[-3:]]
+        async with web.stream(session=session, after=received[-4].id) as rest:
+            assert [event.id async for event in rest] == [each.id for each in received[-3:]]
 
 
 @req("http-43")
 @session_revisions
-async def test_an_event_of_another_session_is_no_event(revision: str, autojump_clock: MockClock) -> None:
+async def test_an_event_id_of_another_session_is_refused(revision: str, autojump_clock: MockClock) -> None:
     async with served(ScriptedServer().server) as web:
         mine, other = await web.initialize(revision), await web.initialize(revision)
         answer = await web.post(play_call("progress", "say a secret"), session=mine)
@@ -423,10 +414,8 @@ async def test_an_event_of_another_session_is_no_event(revision: str, autojump_c
 
 @req("http-42")
 @session_revisions
-async def test_who_comes_back_while_the_old_connection_seems_alive_takes_over(
-    revision: str, autojump_clock: MockClock
-) -> None:
-    """A network that has gone tells nobody: the client knows, and the server does not."""
+async def test_a_resumption_replaces_a_connection_that_seems_alive(revision: str, autojump_clock: MockClock) -> None:
+    """If the network fails, the client can notice it before the server does."""
     scripted = ScriptedServer()
     async with served(scripted.server) as web:
         session = await web.initialize(revision)
@@ -442,7 +431,7 @@ async def test_who_comes_back_while_the_old_connection_seems_alive_takes_over(
 
 @req("http-47", "http-49")
 @pytest.mark.parametrize("steps", [[], ["progress"]], ids=["at once", "in a stream"])
-async def test_a_client_is_let_go_and_comes_back(steps: list[str], autojump_clock: MockClock) -> None:
+async def test_a_client_reconnects_after_a_hang_up(steps: list[str], autojump_clock: MockClock) -> None:
     scripted = ScriptedServer()
     async with served(scripted.server) as web:
         session = await web.initialize(D)
@@ -455,20 +444,20 @@ async def test_a_client_is_let_go_and_comes_back(steps: list[str], autojump_cloc
         assert stream.retry == 2500
         assert events[-1].data == b""
         assert events[-1].id == stream.last_event_id
-        heard = list(stream.seen)
+        received = list(stream.seen)
         times = 0
-        while not heard or "result" not in heard[-1]:
+        while not received or "result" not in received[-1]:
             await trio.sleep(2.5)
             with trio.move_on_after(1):
                 async with web.stream(session=session, after=stream.last_event_id) as stream:
-                    heard += await stream.rest()
+                    received += await stream.rest()
             times += 1
-        assert methods(heard) == [*([PROGRESS] * len(steps)), PROGRESS, "the answer"]
+        assert methods(received) == [*([PROGRESS] * len(steps)), PROGRESS, "the answer"]
         assert times == 18
 
 
 @streamable_revisions
-async def test_nobody_is_let_go_who_would_not_come_back(revision: str, autojump_clock: MockClock) -> None:
+async def test_a_client_that_cannot_resume_is_not_asked_to_reconnect(revision: str, autojump_clock: MockClock) -> None:
     scripted = ScriptedServer()
     accepts = ["application/json"] if revision == D else ["application/json", "application/json, text/event-stream"]
     async with served(scripted.server) as web:
@@ -481,7 +470,7 @@ async def test_nobody_is_let_go_who_would_not_come_back(revision: str, autojump_
 
 
 @req("http-111", "http-115")
-async def test_the_modern_revision_resumes_nothing(autojump_clock: MockClock) -> None:
+async def test_the_modern_revision_has_no_resumption(autojump_clock: MockClock) -> None:
     async with served(ScriptedServer().server, check=False) as web:
         session = await web.initialize(D)
         told = await web.post(play_call("progress"), session=session)
@@ -492,14 +481,12 @@ async def test_the_modern_revision_resumes_nothing(autojump_clock: MockClock) ->
         assert refused.status == 405
 
 
-# Slow readers.
+# Slow readers
 
 
 @req("http-20")
 @streamable_revisions
-async def test_who_does_not_read_gets_the_last_report_and_not_all_of_them(
-    revision: str, autojump_clock: MockClock
-) -> None:
+async def test_a_slow_reader_gets_some_reports_and_the_last_one(revision: str, autojump_clock: MockClock) -> None:
     scripted = ScriptedServer(limits=Limits(write_seconds=10_000))
     async with served(scripted.server, streams=small_pipe) as web:
         session = await open_session(web, revision)
@@ -515,24 +502,24 @@ async def test_who_does_not_read_gets_the_last_report_and_not_all_of_them(
 
 
 @streamable_revisions
-async def test_who_takes_nothing_for_too_long_is_dropped(revision: str, autojump_clock: MockClock) -> None:
+async def test_a_reader_that_stops_for_too_long_is_dropped(revision: str, autojump_clock: MockClock) -> None:
     scripted = ScriptedServer(limits=Limits(write_seconds=60))
     async with served(scripted.server, streams=small_pipe) as web:
         session = await open_session(web, revision)
-        deeds = ("many 2000", "wait never") if revision == E else ("many 2000",)
-        stream = await web.open(play_call(*deeds, revision=revision), revision=revision, session=session)
+        steps = ("many 2000", "wait never") if revision == E else ("many 2000",)
+        stream = await web.open(play_call(*steps, revision=revision), revision=revision, session=session)
         await stream.message()
         await trio.sleep(200)
         if revision == E:
             assert scripted.cancelled == [""]
         else:
-            assert scripted.ended == [""]  # it was logged, for when the client comes back
+            assert scripted.ended == [""]  # the log keeps the messages for a resumption
         with pytest.raises(Cut):
             await stream.rest()
 
 
 @streamable_revisions
-async def test_one_slow_reader_holds_up_nobody_else(revision: str, autojump_clock: MockClock) -> None:
+async def test_a_slow_reader_does_not_delay_other_requests(revision: str, autojump_clock: MockClock) -> None:
     scripted = ScriptedServer()
     async with served(scripted.server, streams=small_pipe) as web:
         session = await open_session(web, revision)
@@ -548,28 +535,24 @@ async def test_one_slow_reader_holds_up_nobody_else(revision: str, autojump_cloc
 
 @req("http-30", "http-42")
 @session_revisions
-async def test_what_waited_to_be_written_when_the_connection_broke_is_not_lost(
-    revision: str, autojump_clock: MockClock
-) -> None:
+async def test_unwritten_messages_of_a_broken_connection_are_not_lost(revision: str, autojump_clock: MockClock) -> None:
     scripted = ScriptedServer()
     async with served(scripted.server, streams=small_pipe) as web:
         session = await web.initialize(revision)
         stream = await web.open(play_call("many 100", "wait go"), session=session)
-        heard = [await stream.message() for _ in range(3)]
+        received = [await stream.message() for _ in range(3)]
         await wait_until_idle()
         await stream.aclose()
         await wait_until_idle()
         scripted.go["go"].set()
         async with web.stream(session=session, after=stream.last_event_id) as rest:
-            heard += await rest.rest()
-        assert [each["params"]["progress"] for each in heard[:-1]] == list(range(1, 101))
-        assert text_of(heard[-1]) == "done"
+            received += await rest.rest()
+        assert [each["params"]["progress"] for each in received[:-1]] == list(range(1, 101))
+        assert text_of(received[-1]) == "done"
 
 
 @session_revisions
-async def test_what_waits_to_be_written_for_a_cancelled_call_is_not_said(
-    revision: str, autojump_clock: MockClock
-) -> None:
+async def test_unwritten_messages_of_a_cancelled_call_are_dropped(revision: str, autojump_clock: MockClock) -> None:
     scripted = ScriptedServer()
     async with served(scripted.server, streams=small_pipe) as web:
         session = await web.initialize(revision)
@@ -579,11 +562,11 @@ async def test_what_waits_to_be_written_for_a_cancelled_call_is_not_said(
         await web.post(notification(CANCELLED, {"requestId": 7}), session=session)
         await stream.rest()
         assert scripted.reported == 300
-        assert len(stream.seen) < 290  # and not what had no room when all before it was on its way
+        assert len(stream.seen) < 290  # the reports that still waited for room in the pipe are dropped
 
 
 @req("http-71")
-async def test_what_does_not_exist_is_not_found_also_for_who_takes_only_streams(autojump_clock: MockClock) -> None:
+async def test_an_unknown_method_is_an_error_with_streams_only(autojump_clock: MockClock) -> None:
     headers = {"Accept": "text/event-stream"}
     async with served(ScriptedServer().server) as web:
         answer = await web.call("no/such", headers=headers)
