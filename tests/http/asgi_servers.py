@@ -1,7 +1,7 @@
-"""What hosts an ASGI application in the tests: `hosted` over memory streams, `hypercorn` over loopback sockets.
+"""Hosts of an ASGI application: `hosted` over memory streams, `hypercorn_of` over loopback sockets.
 
-The first is as small as such a server can be, has no settings of its own, and works under a mock clock.  The second is
-the real one, with its Trio worker.
+`hosted` is a minimal ASGI server.  It has no settings, and works under a mock clock.  `hypercorn_of` runs Hypercorn
+with its Trio worker.
 """
 
 from __future__ import annotations
@@ -28,63 +28,63 @@ Event: TypeAlias = MutableMapping[str, Any]
 
 
 class Events:
-    """One scope by hand: what the application is told, and what it says.
+    """One ASGI scope, driven by the test: `feed` queues events for the application, `sent` are the events it sent.
 
-    `before` is called with each event that the application sends, and may raise, or wait.
+    `before` is called with each event that the application sends.  It may raise or wait.
     """
 
-    def __init__(self, *told: Event) -> None:
-        self.said: list[Event] = []
+    def __init__(self, *events: Event) -> None:
+        self.sent: list[Event] = []
         self.arrived = trio.lowlevel.ParkingLot()
         self.before: Callable[[Event], Awaitable[None]] | None = None
-        self._tell, self._told = trio.open_memory_channel[Event](float("inf"))
-        self.tell(*told)
+        self._send_event, self._receive_event = trio.open_memory_channel[Event](float("inf"))
+        self.feed(*events)
 
-    def tell(self, *events: Event) -> None:
+    def feed(self, *events: Event) -> None:
         for event in events:
-            self._tell.send_nowait(event)
+            self._send_event.send_nowait(event)
 
     async def receive(self) -> Event:
-        return await self._told.receive()
+        return await self._receive_event.receive()
 
     async def send(self, event: Event) -> None:
         await trio.lowlevel.checkpoint()
         if self.before is not None:
             await self.before(event)
-        self.said.append(event)
+        self.sent.append(event)
         self.arrived.unpark_all()
 
     async def until(self, kind: str) -> Event:
-        """The first event of this type, once it was said."""
-        while not (found := [event for event in self.said if event["type"] == kind]):
+        """Wait for the first event of this type from the application, and return it."""
+        while not (found := [event for event in self.sent if event["type"] == kind]):
             await self.arrived.park()
         return found[0]
 
     @property
     def status(self) -> int:
-        status: int = self.said[0]["status"]
+        status: int = self.sent[0]["status"]
         return status
 
     @property
     def body(self) -> bytes:
-        return b"".join(event.get("body", b"") for event in self.said)
+        return b"".join(event.get("body", b"") for event in self.sent)
 
 
 @contextlib.asynccontextmanager
 async def lifespan_of(app: App) -> AsyncIterator[Events]:
-    """The lifespan of an application, around the block."""
+    """Run the lifespan of an application around the block."""
     events = Events({"type": "lifespan.startup"})
     async with trio.open_nursery() as nursery:
         nursery.start_soon(app, {"type": "lifespan", "asgi": {"version": "3.0"}}, events.receive, events.send)
         await events.until("lifespan.startup.complete")
         yield events
-        events.tell({"type": "lifespan.shutdown"})
+        events.feed({"type": "lifespan.shutdown"})
         await events.until("lifespan.shutdown.complete")
 
 
 @contextlib.asynccontextmanager
 async def hosted(app: App, *, lifespan: bool = True, path: str = "/mcp", **scope: Any) -> AsyncIterator[HttpClient]:
-    """A client of an application; `scope` is what each of its scopes says beside the request."""
+    """A client of an application; `scope` has further keys for each ASGI scope."""
     listener = MemoryListener()
     with unwrapped():
         async with contextlib.AsyncExitStack() as stack:
@@ -142,16 +142,16 @@ async def _read(http: h11.Connection, stream: trio.abc.Stream, events: Events) -
     while True:
         event = http.next_event()
         if isinstance(event, h11.Data):
-            events.tell({"type": "http.request", "body": bytes(event.data), "more_body": True})
+            events.feed({"type": "http.request", "body": bytes(event.data), "more_body": True})
         elif isinstance(event, h11.EndOfMessage):
-            events.tell({"type": "http.request"})
+            events.feed({"type": "http.request"})
         else:
             try:
                 data = bytes(await stream.receive_some())
             except (trio.BrokenResourceError, trio.ClosedResourceError):
                 data = b""
             if not data:
-                events.tell({"type": "http.disconnect"})
+                events.feed({"type": "http.disconnect"})
                 return
             http.receive_data(data)
 
@@ -172,9 +172,11 @@ async def _send(http: h11.Connection, stream: trio.abc.Stream, event: Event) -> 
 async def hypercorn_of(
     app: App, shut_down: Callable[[], Awaitable[None]] | None = None, *, path: str = "/mcp", **settings: Any
 ) -> AsyncIterator[HttpClient]:
-    """A client of an application under Hypercorn, which shuts down at the end of the block, or when `shut_down` ends.
+    """A client of an application under Hypercorn.
 
-    `settings` are those of Hypercorn.
+    Hypercorn shuts down at the end of the block, or when `shut_down` returns.
+
+    `settings` are attributes of Hypercorn's `Config`.
     """
     config = hypercorn.config.Config()
     config.bind = ["127.0.0.1:0"]
@@ -184,7 +186,7 @@ async def hypercorn_of(
     stop = trio.Event()
     with unwrapped():
         async with trio.open_nursery() as nursery:
-            whole: Any = app  # whose scopes Hypercorn has as so many TypedDicts
+            whole: Any = app  # Hypercorn types the scopes as TypedDicts
             serve = partial(hypercorn.trio.serve, whole, config, shutdown_trigger=shut_down or stop.wait)
             (url,) = await nursery.start(serve)
             port = int(url.rpartition(":")[2])

@@ -1,4 +1,4 @@
-"""The example that serves by HTTP on asyncio, in a process of its own: sessions, streams, and clients that leave."""
+"""The example that serves HTTP on asyncio, in its own process: sessions, streams, and clients that disconnect."""
 
 from __future__ import annotations
 
@@ -33,8 +33,8 @@ async def session_of(web: HttpClient, revision: str) -> str:
 
 
 @pytest.mark.parametrize("revision", ["2025-03-26", "2025-06-18", "2025-11-25", "2026-07-28"])
-async def test_our_own_client_calls_hears_of_progress_cancels_and_leaves(revision: str) -> None:
-    async with process(EXAMPLE) as (web, complaints):
+async def test_the_client_calls_gets_progress_and_cancels(revision: str) -> None:
+    async with process(EXAMPLE) as (web, errors):
         url = f"http://{web.headers['Host']}/mcp"
         async with open_client(url, revision=revision) as client:
             assert [tool.name for tool in await client.list_tools()] == ["echo", "divide", "count"]
@@ -50,7 +50,7 @@ async def test_our_own_client_calls_hears_of_progress_cancels_and_leaves(revisio
             with pytest.raises(RequestError, match="echo"):
                 await client.call_tool("echo", {"text": 7})
             assert await client.call_tool("echo", {"text": "on"}, returns=str) == "on"
-    assert complaints == [""]
+    assert errors == [""]
 
 
 @every_revision
@@ -64,15 +64,15 @@ async def test_several_clients_at_once_have_their_own_answers(revision: str) -> 
             answer = await web.call("tools/call", params, id=1, revision=revision, session=session)
             texts[number] = answer.result["content"][0]["text"]
 
-    async with process(EXAMPLE) as (web, complaints), trio.open_nursery() as nursery:
+    async with process(EXAMPLE) as (web, errors), trio.open_nursery() as nursery:
         for number in range(10):
             nursery.start_soon(visit, web, number)
     assert texts == {number: str(number) for number in range(10)}
-    assert complaints == [""]
+    assert errors == [""]
 
 
 @req("http-28")
-async def test_the_stream_of_a_session_ends_with_it_and_a_call_of_it_too() -> None:
+async def test_the_end_of_a_session_ends_its_stream_and_its_calls() -> None:
     revision = "2025-06-18"
     async with process(EXAMPLE) as (web, _):
         session = await session_of(web, revision)
@@ -90,7 +90,7 @@ async def test_the_stream_of_a_session_ends_with_it_and_a_call_of_it_too() -> No
 
 
 @legacy
-async def test_what_a_session_is_refused(revision: str) -> None:
+async def test_a_session_refuses_unknown_ids_and_resumption(revision: str) -> None:
     async with process(EXAMPLE) as (web, _):
         session = await session_of(web, revision)
         resumed = {"Mcp-Session-Id": session, "Accept": "text/event-stream", "Last-Event-ID": "1-1"}
@@ -110,36 +110,36 @@ async def test_initialize_that_is_refused_opens_no_session() -> None:
 
 
 @pytest.mark.parametrize("revision", ["2025-06-18", LATEST])
-async def test_a_client_that_leaves_a_call_disturbs_nobody(revision: str) -> None:
-    async with process(EXAMPLE) as (web, complaints):
+async def test_a_client_that_leaves_a_call_disturbs_no_other_call(revision: str) -> None:
+    async with process(EXAMPLE) as (web, errors):
         session = None if revision == LATEST else await session_of(web, revision)
         asked = request("tools/call", call("count", to=30), revision=revision, progress="t")
         async with await web.open(asked, session=session, revision=revision) as calling:
             await calling.message()
         answer = await web.call("tools/call", call("count", to=50), id=2, revision=revision, session=session)
         assert answer.result["content"][0]["text"] == "counted to 50"
-    assert complaints == [""]
+    assert errors == [""]
 
 
-async def test_a_tool_that_fails_costs_its_own_call_only_and_its_text_stays_here() -> None:
-    async with process(EXAMPLE) as (web, complaints):
+async def test_a_failing_tool_fails_only_its_call_and_its_text_is_not_sent() -> None:
+    async with process(EXAMPLE) as (web, errors):
         failed = await web.call("tools/call", call("divide", a=1, b=0))
         assert (failed.code, failed.message["error"]["message"]) == (-32603, "the tool failed")
         assert (await web.call("tools/call", call("divide", a=1, b=2))).result["content"][0]["text"] == "0.5"
-    assert "ZeroDivisionError" in complaints[0]
+    assert "ZeroDivisionError" in errors[0]
 
 
-async def test_a_client_that_does_not_wait_for_its_response_is_cut_off() -> None:
-    async with process(EXAMPLE) as (web, complaints):
+async def test_a_client_that_does_not_wait_for_its_response_is_closed() -> None:
+    async with process(EXAMPLE) as (web, errors):
         session = await session_of(web, "2025-11-25")
         head = f"GET /mcp HTTP/1.1\r\nHost: {web.headers['Host']}\r\nMcp-Session-Id: {session}\r\n\r\n".encode()
         assert (await web.raw(head * 2)).count(b"HTTP/1.1") <= 1
         assert len((await web.call("tools/list", session=session)).result["tools"]) == 3
-    assert complaints == [""]
+    assert errors == [""]
 
 
-async def test_bad_requests_are_refused_and_the_server_goes_on() -> None:
-    async with process(EXAMPLE) as (web, complaints):
+async def test_bad_requests_are_refused_and_the_server_continues() -> None:
+    async with process(EXAMPLE) as (web, errors):
         assert (await web.send("POST", "/mcp", {"Host": "evil.example"}, b"{}")).status == 421
         assert (await web.send("POST", "/other", {}, b"{}")).status == 404
         assert (await web.call("subscriptions/listen", {"notifications": {}})).code == -32601
@@ -147,15 +147,17 @@ async def test_bad_requests_are_refused_and_the_server_goes_on() -> None:
         length = {"Content-Type": "application/json", "Content-Length": str(17 * 1024 * 1024)}
         link = await web.link()
         await link.ask("POST", "/mcp", {**web.headers, **length}, b"x" * 17 * 1024 * 1024)
-        with suppress(Cut):  # the rest of the body is not read, so the refusal may be lost with the connection
+        with suppress(
+            Cut
+        ):  # the server does not read the rest of the body, so the connection may break before the refusal arrives
             assert (await link.head()).status_code == 413
         head = f"GET /mcp HTTP/1.1\r\nHost: {web.headers['Host']}\r\n\r\n".encode()
         assert (await web.raw(head * 3 + b"junk\r\n\r\n")).count(b"HTTP/1.1 400") == 3
         assert (await web.call("tools/list")).status == 200
-    assert complaints == [""]
+    assert errors == [""]
 
 
-def test_neither_trio_nor_any_other_event_loop_is_loaded() -> None:
+def test_no_event_loop_is_loaded() -> None:
     code = f"""
 import sys
 sys.path.insert(0, {str(EXAMPLE.parent)!r})

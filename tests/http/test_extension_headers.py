@@ -1,4 +1,4 @@
-"""Extensions over HTTP: the headers of their methods, and the status of what is refused."""
+"""Extensions over HTTP: the headers of their methods, and the status of refused requests."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ DECLARING = {**CAPABILITIES[LATEST], "extensions": {PING: {}}}
 META = {META_VERSION: LATEST, META_CLIENT_INFO: CLIENT_INFO, META_CLIENT_CAPABILITIES: DECLARING}
 
 
-def pinging(heard: list[int] | None = None) -> Server:
+def pinging(received: list[int] | None = None) -> Server:
     server = Server("pinging")
     ext = server.extension(PING)
 
@@ -28,8 +28,8 @@ def pinging(heard: list[int] | None = None) -> Server:
 
     @ext.notification("com.example/heard")
     async def on_heard(n: int) -> None:
-        if heard is not None:
-            heard.append(n)
+        if received is not None:
+            received.append(n)
 
     return server
 
@@ -41,12 +41,12 @@ def pinging(heard: list[int] | None = None) -> Server:
         ({"Mcp-Name": "moon"}, 200, None),
         ({"Mcp-Name": "=?base64?bW9vbg==?="}, 200, None),
         ({"Mcp-Name": "sun"}, 400, -32020),
-        ({"Mcp-Name": None}, 200, None),  # not all clients know the extension so well
+        ({"Mcp-Name": None}, 200, None),  # a client may not know that the method needs the header
         ({"Mcp-Name": "moon", "Mcp-Method": "tools/call"}, 400, -32020),
         ({"Mcp-Name": "moon", "Mcp-Method": None}, 400, -32020),
     ],
 )
-async def test_the_headers_of_a_method_must_be_those_of_the_body(
+async def test_the_headers_of_a_method_must_match_the_body(
     headers: dict[str, str | None], status: int, code: int | None, autojump_clock: MockClock
 ) -> None:
     async with served(pinging()) as web:
@@ -54,7 +54,7 @@ async def test_the_headers_of_a_method_must_be_those_of_the_body(
         assert (answer.status, answer.code) == (status, code)
 
 
-async def test_in_a_session_the_headers_may_be_missing_and_must_not_be_wrong(autojump_clock: MockClock) -> None:
+async def test_a_session_allows_missing_headers_but_no_wrong_ones(autojump_clock: MockClock) -> None:
     async with served(pinging()) as web:
         session = await web.initialize("2025-11-25", {"experimental": {PING: {}}})
         for headers, status in ((None, 200), ({"Mcp-Name": "moon"}, 200), ({"Mcp-Name": "sun"}, 400)):
@@ -75,11 +75,11 @@ async def test_a_refusal_has_the_status_of_its_code(autojump_clock: MockClock) -
 
 
 async def test_a_notification_needs_no_session(autojump_clock: MockClock) -> None:
-    heard: list[int] = []
-    async with served(pinging(heard)) as web:
+    received: list[int] = []
+    async with served(pinging(received)) as web:
         for params, status in (({"n": 1, "_meta": META}, 202), ({"n": 2}, 202), ({"n": 3, "_meta": {**META}}, 202)):
             note: Any = {"jsonrpc": "2.0", "method": "com.example/heard", "params": params}
             answer = await web.post(note)
             assert (answer.status, answer.body) == (status, b"")
         await wait_all_tasks_blocked()
-    assert heard == [1, 3]
+    assert received == [1, 3]

@@ -1,4 +1,4 @@
-"""Options that cannot be are told at the start, and what is refused later is told to whoever runs the server."""
+"""Options of HTTP: wrong options are refused at the start, and refused requests are logged for the operator."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ from trio_mcp.types import HttpRequest
         ({"allowed_hosts": "example.com"}, "allowed_hosts must be a list"),
     ],
 )
-async def test_an_option_that_cannot_be_is_told_at_the_start(options: dict[str, Any], said: str) -> None:
+async def test_an_invalid_option_is_refused_at_the_start(options: dict[str, Any], said: str) -> None:
     async with Server("test").running() as run:
         with pytest.raises(UsageError, match=said):
             Endpoint(run, **options)  # type: ignore[arg-type]
@@ -47,12 +47,12 @@ async def test_an_option_that_cannot_be_is_told_at_the_start(options: dict[str, 
         ({"ssl_context": ssl.create_default_context()}, "ssl_context is an option for HTTP"),
     ],
 )
-def test_run_says_which_options_there_are(options: dict[str, Any], said: str) -> None:
+def test_run_explains_an_unknown_option(options: dict[str, Any], said: str) -> None:
     with pytest.raises(TypeError, match=said):
         Server("test").run(**options)
 
 
-def test_a_server_runs_at_one_place() -> None:
+def test_a_server_takes_one_address_only() -> None:
     with pytest.raises(UsageError, match="give either http or unix, not both"):
         Server("test").run(http="127.0.0.1:0", unix="mcp.sock")
     with pytest.raises(UsageError, match=r"ssl_context must be an ssl\.SSLContext, got str"):
@@ -66,7 +66,7 @@ def test_an_address_is_given_by_name() -> None:
 
 
 @pytest.mark.parametrize("name", ["stdio", "sse", "streamable-http"])
-def test_a_transport_by_its_name_elsewhere_is_told_how_it_is_had(name: str) -> None:
+def test_a_transport_name_of_another_sdk_is_explained(name: str) -> None:
     run: Any = Server("test").run
     for how in (lambda: run(name), lambda: run(transport=name)):
         with pytest.raises(TypeError, match=r'run\(\) serves stdio, run\(http="127.0.0.1:3000"\) serves HTTP'):
@@ -89,7 +89,7 @@ async def half_a_pair(request: HttpRequest) -> str | None:
         (half_a_pair, "must be Unicode text"),
     ],
 )
-async def test_an_authenticate_that_fails_costs_its_request_only(
+async def test_a_failing_authenticate_fails_only_its_request(
     authenticate: Any, said: str, caplog: pytest.LogCaptureFixture, autojump_clock: MockClock
 ) -> None:
     async with served(
@@ -105,7 +105,7 @@ async def test_an_authenticate_that_fails_costs_its_request_only(
     assert said in trace[-1]
 
 
-async def test_an_authenticate_that_cannot_verify_now_asks_for_another_try(autojump_clock: MockClock) -> None:
+async def test_an_authenticate_that_cannot_verify_now_gives_503(autojump_clock: MockClock) -> None:
     async def authenticate(request: HttpRequest) -> str | None:
         raise CannotVerify("no database")
 
@@ -138,7 +138,7 @@ async def test_credentials_that_the_exception_of_authenticate_quotes_are_not_log
     assert "very-secret" not in caplog.text
 
 
-async def test_what_is_refused_is_told_without_secrets(
+async def test_refused_requests_are_logged_without_secrets(
     caplog: pytest.LogCaptureFixture, autojump_clock: MockClock
 ) -> None:
     caplog.set_level(logging.INFO, "trio_mcp.http")

@@ -1,4 +1,4 @@
-"""HTTP+SSE, the transport of 2024-11-05: everything is said on one stream."""
+"""HTTP+SSE, the transport of 2024-11-05: the server sends all messages on one stream."""
 
 from __future__ import annotations
 
@@ -29,17 +29,15 @@ from tests.requirements import req
 from tests.server.raw_client import CANCELLED, PROGRESS
 from trio_mcp import Limits
 
-# HTTP+SSE.
 
-
-class OldClient:
-    """A client of 2024-11-05: what it says is posted, what it hears comes on its stream."""
+class SseClient:
+    """A client of 2024-11-05: it posts its messages, and receives messages on its stream."""
 
     def __init__(self, web: HttpClient, stream: Stream, target: str) -> None:
         self.web, self.stream, self.target = web, stream, target
 
     @classmethod
-    async def connect(cls, web: HttpClient, **how: Any) -> OldClient:
+    async def connect(cls, web: HttpClient, **how: Any) -> SseClient:
         stream = await web.open(path="/sse", revision=A, **how)
         event = await stream.event()
         assert event.event == "endpoint"
@@ -63,10 +61,10 @@ class OldClient:
 
 
 @req("sse-04", "sse-05", "sse-07")
-async def test_the_old_transport_says_everything_on_its_stream(autojump_clock: MockClock) -> None:
+async def test_http_sse_delivers_all_messages_on_its_stream(autojump_clock: MockClock) -> None:
     scripted = ScriptedServer()
     async with served(scripted.server, **SSE_PATHS) as web:
-        client = await OldClient.connect(web)
+        client = await SseClient.connect(web)
         await client.initialize()
         posted = await client.post(play_call("progress", "sample", id=1, revision=A))
         assert (posted.status, posted.body) == (202, b"")
@@ -80,9 +78,9 @@ async def test_the_old_transport_says_everything_on_its_stream(autojump_clock: M
 
 
 @req("sse-09")
-async def test_the_endpoint_is_served_beside_the_old_transport(autojump_clock: MockClock) -> None:
+async def test_the_endpoint_is_served_beside_http_sse(autojump_clock: MockClock) -> None:
     async with served(ScriptedServer().server, **SSE_PATHS) as web:
-        client = await OldClient.connect(web)
+        client = await SseClient.connect(web)
         await client.initialize()
         session = await web.initialize(D)
         assert text_of((await web.post(play_call(id=1), session=session, revision=D)).messages[-1]) == "done"
@@ -99,19 +97,19 @@ async def test_the_endpoint_is_served_beside_the_old_transport(autojump_clock: M
         ({"public_url": "https://mcp.example/tools"}, "https://mcp.example/tools/messages?session="),
     ],
 )
-async def test_the_endpoint_event_leads_to_where_messages_are_posted(
+async def test_the_endpoint_event_has_the_url_for_posts(
     options: dict[str, Any], begins: str, autojump_clock: MockClock
 ) -> None:
     async with served(ScriptedServer().server, **SSE_PATHS, **options) as web:
-        client = await OldClient.connect(web)
+        client = await SseClient.connect(web)
         assert client.target.startswith(begins)
         client.target = client.target.removeprefix("https://mcp.example/tools")
         await client.initialize()
 
 
-async def test_the_events_of_the_old_transport_have_no_ids_and_no_priming(autojump_clock: MockClock) -> None:
+async def test_events_of_http_sse_have_no_ids_and_no_priming(autojump_clock: MockClock) -> None:
     async with served(ScriptedServer().server, **SSE_PATHS) as web:
-        client = await OldClient.connect(web)
+        client = await SseClient.connect(web)
         await client.initialize()
         await client.post(play_call("progress", id=1, revision=A))
         events = [await client.stream.event() for _ in range(2)]
@@ -120,10 +118,10 @@ async def test_the_events_of_the_old_transport_have_no_ids_and_no_priming(autoju
 
 
 @req("http-118")
-async def test_the_end_of_the_old_stream_is_the_end_of_everything(autojump_clock: MockClock) -> None:
+async def test_the_end_of_an_sse_stream_cancels_the_calls_of_its_session(autojump_clock: MockClock) -> None:
     scripted = ScriptedServer()
     async with served(scripted.server, **SSE_PATHS) as web:
-        client, other = await OldClient.connect(web), await OldClient.connect(web)
+        client, other = await SseClient.connect(web), await SseClient.connect(web)
         for each, name in ((client, "mine"), (other, "other")):
             await each.initialize()
             await each.post(play_call("progress", "wait go", id=1, revision=A, name=name))
@@ -137,9 +135,9 @@ async def test_the_end_of_the_old_stream_is_the_end_of_everything(autojump_clock
 
 
 @req("sse-03")
-async def test_an_old_stream_is_bound_to_who_opened_it(autojump_clock: MockClock) -> None:
+async def test_an_sse_stream_is_bound_to_the_principal_that_opened_it(autojump_clock: MockClock) -> None:
     async with served(ScriptedServer().server, authenticate=by_token, **SSE_PATHS) as web:
-        client = await OldClient.connect(web, headers=bearer("ada"))
+        client = await SseClient.connect(web, headers=bearer("ada"))
         await client.initialize(bearer("ada"))
         assert (await client.post(request("ping", revision=A))).status == 401
         assert (await client.post(request("ping", revision=A), bearer("bob"))).status == 403
@@ -148,9 +146,9 @@ async def test_an_old_stream_is_bound_to_who_opened_it(autojump_clock: MockClock
 
 
 @req("http-113")
-async def test_an_old_stream_is_kept_alive(autojump_clock: MockClock) -> None:
+async def test_an_sse_stream_is_kept_alive(autojump_clock: MockClock) -> None:
     async with served(ScriptedServer(limits=Limits(session_idle_seconds=20)).server, **SSE_PATHS) as web:
-        client = await OldClient.connect(web)
+        client = await SseClient.connect(web)
         await client.initialize()
         with trio.move_on_after(61):
             await client.stream.message()
@@ -159,10 +157,10 @@ async def test_an_old_stream_is_kept_alive(autojump_clock: MockClock) -> None:
         assert (await client.stream.message())["result"] == {}
 
 
-async def test_cancelling_on_the_old_transport(autojump_clock: MockClock) -> None:
+async def test_a_call_over_http_sse_can_be_cancelled(autojump_clock: MockClock) -> None:
     scripted = ScriptedServer()
     async with served(scripted.server, **SSE_PATHS) as web:
-        client = await OldClient.connect(web)
+        client = await SseClient.connect(web)
         await client.initialize()
         await client.post(play_call("progress", "wait never", id=7, revision=A))
         await client.stream.message()
@@ -173,10 +171,10 @@ async def test_cancelling_on_the_old_transport(autojump_clock: MockClock) -> Non
         assert (await client.stream.message())["id"] == 8
 
 
-async def test_an_old_stream_ends_when_the_server_drains(autojump_clock: MockClock) -> None:
+async def test_an_sse_stream_ends_when_the_server_drains(autojump_clock: MockClock) -> None:
     scripted = ScriptedServer()
     async with served(scripted.server, ends=False, **SSE_PATHS) as web:
-        client = await OldClient.connect(web)
+        client = await SseClient.connect(web)
         await client.initialize()
         await client.post(play_call("progress", "sleep 3", id=7, revision=A))
         await client.stream.message()
@@ -185,10 +183,10 @@ async def test_an_old_stream_ends_when_the_server_drains(autojump_clock: MockClo
             assert client.stream.ended
 
 
-async def test_who_posts_and_never_reads_is_told_to_stop(autojump_clock: MockClock) -> None:
+async def test_a_client_that_posts_and_never_reads_gets_429(autojump_clock: MockClock) -> None:
     scripted = ScriptedServer(limits=Limits(calls=10, outgoing=10, write_seconds=10_000))
     async with served(scripted.server, streams=small_pipe, **SSE_PATHS) as web:
-        client = await OldClient.connect(web)
+        client = await SseClient.connect(web)
         await client.initialize()
         statuses = [(await client.post(request("ping", id=n, revision=A))).status for n in range(60)]
         taken = statuses.count(202)

@@ -1,4 +1,4 @@
-"""Whatever clients do, and however they leave, the server is afterwards what it was before."""
+"""The server keeps no memory, no request and no connection of clients that have left, regularly or not."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from trio_mcp import Limits
 
 pytestmark = pytest.mark.usefixtures("frozen_heap")
 
-Deed = Callable[[HttpClient], Awaitable[object]]
+Visit = Callable[[HttpClient], Awaitable[object]]
 
 
 async def session(web: HttpClient) -> None:
@@ -34,13 +34,13 @@ async def abandoned_session(web: HttpClient) -> None:
     await web.open(play_call("progress", "sleep 90"), session=id)
 
 
-async def session_that_is_left_with_a_question(web: HttpClient) -> None:
+async def session_with_an_unanswered_question(web: HttpClient) -> None:
     id = await web.initialize(D)
     await (await web.open(play_call("ask"), session=id)).message()
 
 
 async def refusals(web: HttpClient) -> None:
-    asked = play_call(revision=E)
+    message = play_call(revision=E)
     for status, how in (
         (403, {"headers": {"Origin": "https://evil.example"}}),
         (406, {"headers": {"Accept": "text/html"}}),
@@ -49,12 +49,12 @@ async def refusals(web: HttpClient) -> None:
         (400, {"body": b"[" * 1000}),
         (400, {"headers": {"Mcp-Name": "other"}}),
     ):
-        assert (await web.post(asked, **how)).status == status  # type: ignore[arg-type]
+        assert (await web.post(message, **how)).status == status  # type: ignore[arg-type]
     assert (await web.post(play_call(), session="x" * 32, revision=D)).status == 404
     assert b"400" in (await web.raw(b"junk\r\n\r\n"))[:20]
 
 
-async def old_stream(web: HttpClient) -> None:
+async def sse_stream(web: HttpClient) -> None:
     opened = await web.open(path="/sse", revision=A)
     await opened.event()
 
@@ -63,7 +63,7 @@ async def modern_call(web: HttpClient) -> None:
     await web.post(play_call("progress", revision=E))
 
 
-async def modern_call_that_is_left(web: HttpClient) -> None:
+async def abandoned_modern_call(web: HttpClient) -> None:
     await (await web.open(play_call("progress", "wait never", revision=E))).message()
 
 
@@ -72,7 +72,7 @@ async def subscription(web: HttpClient) -> None:
     await (await web.open(asked)).message()
 
 
-async def question_that_is_not_answered(web: HttpClient) -> None:
+async def unanswered_question(web: HttpClient) -> None:
     await web.post(play_call("ask", revision=E, capabilities={"elicitation": {}}))
 
 
@@ -81,7 +81,7 @@ async def half_a_request(web: HttpClient) -> None:
     await stream.send_all(b"POST /mcp HTTP/1.1\r\nHost: localhost\r\nContent-Length: 100000\r\n\r\n" + b"x" * 70_000)
 
 
-async def note_for_nobody(web: HttpClient) -> None:
+async def notification_to_an_unknown_session(web: HttpClient) -> None:
     await web.post(notification("notifications/initialized"), revision=D, session="x" * 32)
 
 
@@ -92,50 +92,51 @@ async def websocket(web: HttpClient) -> None:
     await stream.receive_some()
 
 
-DEEDS: tuple[Deed, ...] = (
-    session, abandoned_session, session_that_is_left_with_a_question, refusals, old_stream, modern_call,
-    modern_call_that_is_left, subscription, question_that_is_not_answered, half_a_request, note_for_nobody, websocket,
+VISITS: tuple[Visit, ...] = (
+    session, abandoned_session, session_with_an_unanswered_question, refusals, sse_stream, modern_call,
+    abandoned_modern_call, subscription, unanswered_question, half_a_request, notification_to_an_unknown_session,
+    websocket,
 )  # fmt: skip
 
 
-async def done(web: HttpClient, deed: Deed) -> None:
-    """By a client of its own, which closes all its connections then."""
+async def run_visit(web: HttpClient, visit: Visit) -> None:
+    """Run a visit with a client of its own, and close all its connections."""
     own = HttpClient(web.connect, host=str(web.headers["Host"]), check=False)
     try:
-        await deed(own)
+        await visit(own)
     finally:
         await own.aclose()
 
 
 @pytest.mark.parametrize("times", [60, pytest.param(1500, marks=pytest.mark.long)])
-@pytest.mark.parametrize("deed", DEEDS, ids=[deed.__name__ for deed in DEEDS])
-async def test_no_client_leaves_anything_behind(deed: Deed, times: int, autojump_clock: MockClock) -> None:
+@pytest.mark.parametrize("visit", VISITS, ids=[visit.__name__ for visit in VISITS])
+async def test_a_client_that_left_costs_no_memory(visit: Visit, times: int, autojump_clock: MockClock) -> None:
     scripted = ScriptedServer(limits=Limits(parked_seconds=60, session_idle_seconds=60))
     async with served(scripted.server, **SSE_PATHS) as web:
-        listener: Any = getattr(web.connect, "__self__", None)  # it keeps what it has made
+        listener: Any = getattr(web.connect, "__self__", None)  # the listener keeps the connections it made
         counts = []
         for _ in range(3):
             for _ in range(times // 3):
-                await done(web, deed)
-            await trio.sleep(200)  # what is kept for a while is over
+                await run_visit(web, visit)
+            await trio.sleep(200)  # longer than the server keeps anything for a client
             await wait_until_idle()
-            for told in (scripted.began, scripted.ended, scripted.cancelled, scripted.answers, listener.server_ends):
-                told.clear()
+            for record in (scripted.began, scripted.ended, scripted.cancelled, scripted.answers, listener.server_ends):
+                record.clear()
             gc.collect()
             counts.append(len(gc.get_objects()))
         assert counts[-1] - counts[0] < times // 3
         assert (scripted.server.statistics().connections, scripted.server.statistics().running) == (0, 0)
 
 
-async def test_every_connection_gives_its_file_descriptor_back() -> None:
+async def test_every_connection_closes_its_file_descriptor() -> None:
     scripted = ScriptedServer()
     async with listening(scripted.server, **SSE_PATHS) as web:
-        await done(web, modern_call)
+        await run_visit(web, modern_call)
         await wait_until_idle()
         before = open_fds()
-        for deed in DEEDS:
+        for visit in VISITS:
             for _ in range(3):
-                await done(web, deed)
+                await run_visit(web, visit)
         with trio.fail_after(60):
             while open_fds() != before:
                 await trio.lowlevel.checkpoint()

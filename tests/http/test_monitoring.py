@@ -60,7 +60,7 @@ async def test_a_server_that_drains_is_not_ready(autojump_clock: MockClock) -> N
             go_on.set()
 
 
-async def test_without_the_option_there_is_nothing() -> None:
+async def test_without_the_option_probes_and_metrics_are_not_served() -> None:
     async with served(Server("plain")) as web:
         assert (await web.send("GET", "/metrics")).status == 404
     with pytest.raises(UsageError, match="monitoring must be True or False"):
@@ -68,7 +68,7 @@ async def test_without_the_option_there_is_nothing() -> None:
             pass
 
 
-async def test_an_asgi_application_serves_them_too() -> None:
+async def test_an_asgi_application_serves_probes_and_metrics() -> None:
     async with hypercorn_of(AsgiApp(Server("mounted"), monitoring=True)) as web:
         assert (await web.send("GET", "/readyz")).body == b"ok\n"
         assert b"trio_mcp_workers 1\n" in (await web.send("GET", "/metrics")).body

@@ -1,4 +1,4 @@
-"""The table of `tests.core.http_rules` once more, through real sockets.
+"""The table of `tests.core.http_rules` over real sockets.
 
 The default suite has the first row of each table with each status and code.  `tests/core` tries all rows.
 """
@@ -20,7 +20,7 @@ from trio_mcp import Context, Server
 from trio_mcp.core.http import Headers, HttpRequest
 from trio_mcp.types import Tool
 
-NOBODY = "nobody in particular"
+ANONYMOUS = "anonymous"
 
 
 def server_for(rule: Rule) -> Server:
@@ -37,21 +37,21 @@ def server_for(rule: Rule) -> Server:
     return server
 
 
-async def whoever_it_says(request: HttpRequest) -> str:
-    return request.headers.get("Authorization", NOBODY)
+async def from_the_header(request: HttpRequest) -> str:
+    return request.headers.get("Authorization", ANONYMOUS)
 
 
 def options_for(rule: Rule) -> dict[str, Any]:
     options = {name: value for name, value in rule.policy.items() if name not in ("revisions", "limits")}
     options.setdefault("websocket_path", None)
-    return {**options, "authenticate": whoever_it_says}
+    return {**options, "authenticate": from_the_header}
 
 
 def request_bytes(rule: Rule, session: str) -> bytes:
-    """The request, letter by letter: some of the rows no client library would send."""
+    """The bytes of the request, because no client library sends some of the rows."""
     fields = rule.fields(session)
     names = {name.lower() for name, _ in fields}
-    # Without a Host it must be the old HTTP, else it is a mistake of its own.
+    # A request without Host is valid in HTTP/1.0 only.
     version = "1.1" if "host" in names else "1.0"
     if rule.body is not None and not names & {"content-length", "transfer-encoding"}:
         fields.append(("Content-Length", str(len(rule.content))))
@@ -65,7 +65,7 @@ def request_bytes(rule: Rule, session: str) -> bytes:
 
 
 async def exchange(stream: trio.abc.Stream, rule: Rule, data: bytes) -> Answer:
-    """What comes back; of an event stream only the head, for it has no end."""
+    """The response; only the head if the body is an event stream, because that has no end."""
     client = h11.Connection(h11.CLIENT)
     client.send(h11.Request(method=rule.method, target="/", headers=[("Host", "x")]))
     client.send(h11.EndOfMessage())
@@ -94,7 +94,7 @@ async def session_for(rule: Rule, web: HttpClient) -> str:
     if rule.session is None:
         return "unused"
     if rule.path.startswith("/messages"):
-        stream = await web.open(path="/sse")  # which is closed with the client
+        stream = await web.open(path="/sse")  # closed with the client
         event = await stream.event()
         assert event.event == "endpoint"
         return event.data.decode().partition("session=")[2]

@@ -22,21 +22,19 @@ from tests.requirements import req
 from tests.server.raw_client import ACKNOWLEDGED, PROGRESS
 from trio_mcp.core import META_SUBSCRIPTION_ID
 
-# Subscriptions of the modern revision.
 
-
-def listens(id: Any = 1, **what: Any) -> dict[str, Any]:
-    return request("subscriptions/listen", {"notifications": what}, id, revision=E)
+def listen_request(id: Any = 1, **wanted: Any) -> dict[str, Any]:
+    return request("subscriptions/listen", {"notifications": wanted}, id, revision=E)
 
 
 @req("sub-01", "sub-02", "sub-05", "sub-11", "sub-13", "sub-14")
-async def test_a_subscription_says_what_it_will_tell_and_tells_only_that(autojump_clock: MockClock) -> None:
+async def test_a_subscription_delivers_the_acknowledged_changes_only(autojump_clock: MockClock) -> None:
     scripted = ScriptedServer()
     async with served(scripted.server) as web:
         wanted = {"toolsListChanged": True, "promptsListChanged": True, "resourceSubscriptions": ["r://1"]}
         async with (
-            web.stream(listens("x", **wanted)) as some,
-            web.stream(listens(7, resourcesListChanged=True)) as others,
+            web.stream(listen_request("x", **wanted)) as some,
+            web.stream(listen_request(7, resourcesListChanged=True)) as others,
         ):
             for stream, id, agreed in [
                 (some, "x", {"toolsListChanged": True, "resourceSubscriptions": ["r://1"]}),
@@ -54,21 +52,21 @@ async def test_a_subscription_says_what_it_will_tell_and_tells_only_that(autojum
             ):
                 change()
                 await trio.sleep(1)
-            heard = [await some.message() for _ in range(2)]
-            assert methods(heard) == [TOOLS, UPDATED]
-            assert [each["params"]["_meta"][META_SUBSCRIPTION_ID] for each in heard] == ["x", "x"]
-            assert heard[1]["params"]["uri"] == "r://1"
+            changed = [await some.message() for _ in range(2)]
+            assert methods(changed) == [TOOLS, UPDATED]
+            assert [each["params"]["_meta"][META_SUBSCRIPTION_ID] for each in changed] == ["x", "x"]
+            assert changed[1]["params"]["uri"] == "r://1"
             assert (await others.message())["params"]["_meta"][META_SUBSCRIPTION_ID] == 7
             await wait_until_idle()
             assert (len(some.seen), len(others.seen)) == (3, 2)
 
 
 @req("http-116")
-async def test_reports_come_on_the_stream_of_their_call_only(autojump_clock: MockClock) -> None:
+async def test_progress_and_logs_come_on_the_stream_of_their_call_only(autojump_clock: MockClock) -> None:
     scripted = ScriptedServer()
     async with served(scripted.server) as web:
         wanted = {"toolsListChanged": True, "resourceSubscriptions": ["r://1"]}
-        async with web.stream(listens(1, **wanted)) as changes:
+        async with web.stream(listen_request(1, **wanted)) as changes:
             message = play_call(
                 "progress", "log x", "touch r://1", "tools", "sleep 1", id=1, revision=E, log_level="debug"
             )
@@ -85,7 +83,7 @@ async def test_closing_a_subscription_ends_it(autojump_clock: MockClock) -> None
     scripted = ScriptedServer()
     async with served(scripted.server) as web:
         for _ in range(3):
-            async with web.stream(listens(toolsListChanged=True)) as changes:
+            async with web.stream(listen_request(toolsListChanged=True)) as changes:
                 await changes.message()
                 assert scripted.server.statistics().listeners == 1
                 scripted.server.notify_list_changed("tools")
@@ -97,7 +95,10 @@ async def test_closing_a_subscription_ends_it(autojump_clock: MockClock) -> None
 @req("sub-08", "http-27")
 async def test_a_subscription_ends_with_its_result_when_the_server_drains(autojump_clock: MockClock) -> None:
     scripted = ScriptedServer()
-    async with served(scripted.server, ends=False) as web, web.stream(listens("x", toolsListChanged=True)) as changes:
+    async with (
+        served(scripted.server, ends=False) as web,
+        web.stream(listen_request("x", toolsListChanged=True)) as changes,
+    ):
         await changes.message()
         async with scripted.server.draining(10):
             (last,) = await changes.rest()
@@ -109,7 +110,7 @@ async def test_a_subscription_ends_with_its_result_when_the_server_drains(autoju
 
 @req("http-113")
 async def test_a_subscription_is_kept_alive(autojump_clock: MockClock) -> None:
-    async with served(ScriptedServer().server) as web, web.stream(listens(toolsListChanged=True)) as changes:
+    async with served(ScriptedServer().server) as web, web.stream(listen_request(toolsListChanged=True)) as changes:
         await changes.message()
         with trio.move_on_after(61):
             await changes.message()

@@ -1,4 +1,4 @@
-"""The example that serves by WSGI: as a process of its own, and as WSGI's own validator sees it."""
+"""The example that serves over WSGI: as a process, and under the validator of wsgiref."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ BATCHES = "2025-03-26"
 
 @asynccontextmanager
 async def process(example: Path = EXAMPLE) -> AsyncIterator[tuple[HttpClient, list[str]]]:
-    """A client of the running example, and what that has said on standard error, once it has ended, by Ctrl-C."""
+    """A client of the running example, and its standard error after Ctrl-C has ended it."""
     command = [sys.executable, "-W", "error", str(example), "0"]
     running = await trio.lowlevel.open_process(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE)
     try:
@@ -45,11 +45,11 @@ async def process(example: Path = EXAMPLE) -> AsyncIterator[tuple[HttpClient, li
         async def connect() -> trio.abc.Stream:
             return await trio.open_tcp_stream(host, int(port))
 
-        web, complaints = HttpClient(connect, host=authority), list[str]()
-        yield web, complaints
+        web, errors = HttpClient(connect, host=authority), list[str]()
+        yield web, errors
         await web.aclose()
         running.send_signal(signal.SIGINT)
-        complaints.append(b"".join([bytes(data) async for data in running.stderr]).decode())
+        errors.append(b"".join([bytes(data) async for data in running.stderr]).decode())
         assert await running.wait() == 0
     finally:
         running.kill()
@@ -72,8 +72,8 @@ def text_of(answer: Answer) -> str:
 
 
 @every_revision
-async def test_a_client_of_every_revision_is_served_each_post_for_itself(revision: str) -> None:
-    async with process() as (web, complaints):
+async def test_each_post_of_every_revision_is_served_independently(revision: str) -> None:
+    async with process() as (web, errors):
         if revision == LATEST:
             opened = await web.call("server/discover")
             assert revision in opened.result["supportedVersions"]
@@ -86,25 +86,25 @@ async def test_a_client_of_every_revision_is_served_each_post_for_itself(revisio
         listed = await web.call("tools/list", revision=revision)
         assert [tool["name"] for tool in listed.result["tools"]] == ["echo", "divide"]
         assert text_of(await web.call("tools/call", echo("Grüße\u2028🎺"), revision=revision)) == "Grüße\u2028🎺"
-    assert complaints == [""]
+    assert errors == [""]
 
 
-async def test_a_tool_that_fails_costs_its_own_call_only_and_its_text_stays_here() -> None:
-    async with process() as (web, complaints):
+async def test_a_failing_tool_fails_only_its_call_and_its_text_is_not_sent() -> None:
+    async with process() as (web, errors):
         failed = await web.call("tools/call", {"name": "divide", "arguments": {"a": 1, "b": 0}})
         assert (failed.code, failed.message["error"]["message"]) == (-32603, "the tool failed")
         assert text_of(await web.call("tools/call", echo("on"))) == "on"
-    assert "ZeroDivisionError" in complaints[0]
+    assert "ZeroDivisionError" in errors[0]
 
 
-async def test_who_sends_half_a_request_holds_nobody_up() -> None:
+async def test_an_incomplete_request_does_not_delay_other_clients() -> None:
     async with process() as (web, _):
         slow = await web.link()
         await slow.stream.send_all(b"POST /mcp HTTP/1.1\r\nHost: 127.0.0.1\r\n")
         assert text_of(await web.call("tools/call", echo("quick"))) == "quick"
 
 
-def test_neither_trio_nor_any_other_event_loop_is_loaded() -> None:
+def test_no_event_loop_is_loaded() -> None:
     code = f"""
 import runpy, sys
 runpy.run_path({str(EXAMPLE)!r})
@@ -114,7 +114,7 @@ print([name for name in ("trio", "h11", "wsproto", "asyncio", "anyio", "cattrs")
     assert (done.stdout.strip(), done.stderr) == ("[]", "")
 
 
-# As WSGI has it.
+# The application as a WSGI callable
 
 
 def module() -> Any:
@@ -134,7 +134,7 @@ def application() -> Any:
 def ask(
     application: Any, method: str, body: bytes = b"", headers: Mapping[str, str] | None = None, **environ: str
 ) -> Answer:
-    """What a WSGI server would send back."""
+    """The response that a WSGI server would send."""
     whole: dict[str, Any] = {"REQUEST_METHOD": method, "SCRIPT_NAME": "", "PATH_INFO": "/mcp", "QUERY_STRING": ""}
     whole |= {"wsgi.input": io.BytesIO(body), **environ}
     if method == "POST":
@@ -164,7 +164,7 @@ def post(application: Any, message: Any, revision: str, **headers: str) -> Answe
 
 
 @every_revision
-def test_what_is_answered_is_good_wsgi(application: Any, revision: str) -> None:
+def test_answers_are_valid_wsgi(application: Any, revision: str) -> None:
     message = request("tools/call", echo("hello"), revision=revision)
     assert text_of(post(validator(application), message, revision)) == "hello"
 
@@ -185,21 +185,21 @@ def test_what_is_answered_is_good_wsgi(application: Any, revision: str) -> None:
         (400, -32700, {"method": "POST", "body": b"{"}),
     ],
 )
-def test_what_is_refused_is_good_wsgi_too(application: Any, status: int, code: int, asked: dict[str, Any]) -> None:
+def test_refusals_are_valid_wsgi(application: Any, status: int, code: int, asked: dict[str, Any]) -> None:
     answer = ask(validator(application), **asked)
     assert (answer.status, answer.code) == (status, code)
 
 
-def test_a_body_that_is_too_long_is_refused_before_it_is_read(application: Any) -> None:
-    class Unread(io.BytesIO):
+def test_a_too_long_body_is_refused_before_it_is_read(application: Any) -> None:
+    class UnreadableBody(io.BytesIO):
         def read(self, size: int | None = -1) -> bytes:
             raise AssertionError("read")
 
-    refused = ask(application, "POST", CONTENT_LENGTH=str(10**9), **{"wsgi.input": Unread()})  # type: ignore[arg-type]
+    refused = ask(application, "POST", CONTENT_LENGTH=str(10**9), **{"wsgi.input": UnreadableBody()})  # type: ignore[arg-type]
     assert refused.status == 413
 
 
-def test_a_page_of_an_allowed_origin_may_ask_and_reads_the_answer_also_where_it_is_refused(application: Any) -> None:
+def test_a_page_of_an_allowed_origin_can_read_answers_and_refusals(application: Any) -> None:
     origin = {"Origin": "http://localhost:5173"}
     preflight = ask(validator(application), "OPTIONS", headers=origin)
     assert (preflight.status, preflight.headers["Access-Control-Allow-Origin"]) == (204, origin["Origin"])
@@ -234,7 +234,7 @@ def test_an_error_has_the_status_of_its_revision(
 
 
 @legacy
-def test_arrays_are_answered_where_the_revision_has_them(application: Any, revision: str) -> None:
+def test_batches_are_answered_in_revisions_with_batches(application: Any, revision: str) -> None:
     batch = [request("tools/call", echo(text), id=text, revision=revision) for text in "ab"]
     answer = post(validator(application), batch, revision, **{"MCP-Protocol-Version": revision})
     if revision == BATCHES:
@@ -243,7 +243,7 @@ def test_arrays_are_answered_where_the_revision_has_them(application: Any, revis
         assert (answer.status, answer.code) == (400, -32600)
 
 
-def test_an_array_that_takes_back_all_it_asks_for_is_owed_nothing(application: Any) -> None:
+def test_a_batch_that_cancels_all_its_requests_gets_no_response(application: Any) -> None:
     asked = request("tools/call", echo("never"), revision=BATCHES)
     answer = post(application, [asked, notification("notifications/cancelled", {"requestId": 1})], BATCHES)
     assert (answer.status, answer.body) == (202, b"")

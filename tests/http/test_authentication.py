@@ -1,4 +1,4 @@
-"""A protected server: who gets in by which transport, what the others are told, and what nobody gets to see."""
+"""A protected server: which tokens each transport accepts, how it refuses the others, and that it leaks no token."""
 
 from __future__ import annotations
 
@@ -31,8 +31,8 @@ from trio_mcp.types import HttpRequest
 AT = "http://127.0.0.1:3000/mcp"
 ISSUER = "https://auth.example.com"
 METADATA = f"http://127.0.0.1:3000{WELL_KNOWN}/mcp"
-_OLD: dict[str, Any] = {**SSE_PATHS}
-SECRET = "s3cr3t-"  # what every token here begins with, and nothing else has in it
+_SSE_OPTIONS: dict[str, Any] = {**SSE_PATHS}
+SECRET = "s3cr3t-"  # the prefix of all tokens here, so that a search for it finds any token
 PRINCIPALS = {
     "ada": Principal("ada", ["read"]),
     "bob": Principal("bob", ["read", "write"]),
@@ -93,12 +93,12 @@ def text(result: Any) -> str:
     return content.text
 
 
-# Every transport, with our own client.
+# All transports, with the client of this package
 
 
 @req("auth-01", "auth-02", "auth-19", "auth-50", "auth-111")
 @each_transport(without=["memory", "child"])
-async def test_who_has_a_token_is_served_on_every_transport(variant: Variant, autojump_clock: MockClock) -> None:
+async def test_a_valid_token_is_accepted_on_every_transport(variant: Variant, autojump_clock: MockClock) -> None:
     async with client_of(variant, protected(), headers=token("ada")) as client:
         assert text(await client.call_tool("who")) == "ada read"
         assert {each.name for each in await client.list_tools()} == {"who", "draw", "write"}
@@ -110,7 +110,7 @@ async def test_who_has_a_token_is_served_on_every_transport(variant: Variant, au
 @req("auth-12", "auth-21")
 @each_transport(without=["memory", "child"])
 @pytest.mark.parametrize("headers", [{}, token("eve"), token("old")])
-async def test_who_has_none_is_not_served_on_any_transport(
+async def test_a_missing_or_invalid_token_is_refused_on_every_transport(
     variant: Variant, headers: dict[str, str], autojump_clock: MockClock
 ) -> None:
     async with serve_over(variant.transport, protected()) as target:
@@ -129,7 +129,7 @@ async def test_a_call_that_lacks_a_scope_is_refused_on_every_transport(
     async with client_of(variant, protected(), headers=token("ada")) as client:
         with pytest.raises(McpError) as caught:
             await client.call_tool("draw")
-        if variant.transport == "websocket":  # where no status can be told any more
+        if variant.transport == "websocket":  # a message of an open WebSocket has no HTTP status
             assert isinstance(caught.value, RequestError)
             assert caught.value.code == -32600
             assert caught.value.data == {"error": "insufficient_scope", "scope": "read write draw"}
@@ -138,7 +138,7 @@ async def test_a_call_that_lacks_a_scope_is_refused_on_every_transport(
 
 @req("auth-80")
 @pytest.mark.parametrize("revision", [D, E])
-async def test_a_call_that_lacks_a_scope_becomes_no_task(revision: str, autojump_clock: MockClock) -> None:
+async def test_a_call_that_lacks_a_scope_does_not_become_a_task(revision: str, autojump_clock: MockClock) -> None:
     server = protected()
 
     @server.tool(scopes=["write"], task="required")
@@ -155,16 +155,16 @@ async def test_a_call_that_lacks_a_scope_becomes_no_task(revision: str, autojump
 
 @req("auth-03")
 @each_transport(without=["child", "http", "http json", "http+sse", "websocket"])
-async def test_other_streams_need_no_token(variant: Variant, autojump_clock: MockClock) -> None:
+async def test_transports_without_http_need_no_token(variant: Variant, autojump_clock: MockClock) -> None:
     async with client_of(variant, protected()) as client:
         assert text(await client.call_tool("who")) == "None "
         assert text(await client.call_tool("draw")) == "drawn by None"
 
 
-# Every place, byte by byte.
+# The exact response of each path
 
 _POST = {"Content-Type": "application/json"}
-PLACES = [
+ENDPOINTS = [
     pytest.param("POST", "/mcp", _POST, id="POST"),
     pytest.param("GET", "/mcp", {"Mcp-Session-Id": "x"}, id="GET"),
     pytest.param("DELETE", "/mcp", {"Mcp-Session-Id": "x"}, id="DELETE"),
@@ -184,14 +184,14 @@ refused = pytest.mark.parametrize(("value", "query", "status", "begins"), REFUSE
 
 
 def fronts(server: Server) -> dict[str, AbstractAsyncContextManager[HttpClient]]:
-    return {"http": served(server, **_OLD), "asgi": hosted(AsgiApp(server, **_OLD))}
+    return {"http": served(server, **_SSE_OPTIONS), "asgi": hosted(AsgiApp(server, **_SSE_OPTIONS))}
 
 
 @req("auth-12", "auth-20", "auth-21", "auth-27", "auth-38", "auth-62")
 @pytest.mark.parametrize("front", ["http", "asgi"])
-@pytest.mark.parametrize(("method", "target", "headers"), PLACES)
+@pytest.mark.parametrize(("method", "target", "headers"), ENDPOINTS)
 @refused
-async def test_a_refusal_says_why_and_where_to_get_a_token(
+async def test_a_refusal_has_its_reason_and_the_metadata_url(
     front: str, method: str, target: str, headers: Any, value: str | None, query: str, status: int, begins: str,
     caplog: pytest.LogCaptureFixture, autojump_clock: MockClock,
 ) -> None:  # fmt: skip
@@ -213,7 +213,7 @@ async def test_a_refusal_says_why_and_where_to_get_a_token(
 @req("auth-04", "auth-12")
 @pytest.mark.parametrize("front", ["http", "asgi"])
 @refused
-async def test_a_websocket_is_refused_before_it_is_one(
+async def test_a_websocket_without_a_valid_token_is_refused_at_the_handshake(
     front: str, value: str | None, query: str, status: int, begins: str, autojump_clock: MockClock
 ) -> None:
     target = "/ws" + (f"?{query}" if query else "")
@@ -239,11 +239,11 @@ async def asgi_websocket(app: AsgiApp, target: str, authorization: str | None) -
     async with lifespan_of(app), trio.open_nursery() as nursery:
         nursery.start_soon(app, scope, events.receive, events.send)
         await trio.testing.wait_all_tasks_blocked()
-        events.tell({"type": "websocket.disconnect", "code": 1000})
-    return events.said
+        events.feed({"type": "websocket.disconnect", "code": 1000})
+    return events.sent
 
 
-# Scopes.
+# Scopes
 
 
 @req("auth-27", "auth-65", "auth-79", "auth-80", "auth-81")
@@ -263,8 +263,8 @@ async def test_one_challenge_has_all_scopes_of_a_call(front: str, revision: str,
         assert good.result["content"][0]["text"] == "ada read"
 
 
-async def test_a_token_without_the_scopes_of_the_server_is_good_for_nothing(autojump_clock: MockClock) -> None:
-    async with served(protected(), **_OLD) as web:
+async def test_a_token_without_the_scopes_of_the_server_is_refused(autojump_clock: MockClock) -> None:
+    async with served(protected(), **_SSE_OPTIONS) as web:
         for answer, needed in (
             (await web.post(call("who"), headers=token("guest")), "read"),
             (await web.post(call("draw"), headers=token("guest")), "read write draw"),
@@ -287,8 +287,8 @@ async def test_a_batch_is_refused_as_a_whole_with_the_scopes_of_all_its_calls(au
         assert "id" not in answer.json
 
 
-async def test_what_is_posted_for_an_event_stream_is_refused_by_its_status(autojump_clock: MockClock) -> None:
-    async with served(protected(), **_OLD) as web, web.stream(path="/sse", headers=token("ada")) as stream:
+async def test_a_post_for_a_legacy_event_stream_is_refused_by_its_status(autojump_clock: MockClock) -> None:
+    async with served(protected(), **_SSE_OPTIONS) as web, web.stream(path="/sse", headers=token("ada")) as stream:
         target = (await stream.event()).data.decode()
         body = json.dumps(call("draw", 3, revision=A)).encode()
         answer = await web.send("POST", target, {**token("ada"), **_POST}, body)
@@ -296,7 +296,7 @@ async def test_what_is_posted_for_an_event_stream_is_refused_by_its_status(autoj
         assert 'scope="read write draw"' in challenge(answer)
 
 
-async def test_what_is_hidden_from_somebody_is_not_told_by_its_scopes(autojump_clock: MockClock) -> None:
+async def test_the_scopes_of_a_hidden_tool_do_not_reveal_it(autojump_clock: MockClock) -> None:
     server = protected(Server("notes", filter=lambda principal, item: item.name != "draw" or principal == "bob"))
     async with served(server) as web:
         hidden, unknown = [await web.post(call(tool), headers=token("ada")) for tool in ("draw", "nothing")]
@@ -304,33 +304,33 @@ async def test_what_is_hidden_from_somebody_is_not_told_by_its_scopes(autojump_c
         assert (await web.post(call("draw"), headers=token("bob"))).status == 403
 
 
-async def test_what_is_mounted_keeps_its_scopes(autojump_clock: MockClock) -> None:
+async def test_a_mounted_tool_keeps_its_scopes(autojump_clock: MockClock) -> None:
     other, whole = Server("other"), Server("whole")
     whole.mount(protected(other), prefix="o_")
     whole.protect(verify=verify, resource=AT, authorization_servers=[ISSUER])
     async with served(whole) as web:
         answer = await web.post(call("o_write"), headers=token("ada"))
         assert answer.status == 403
-        assert 'scope="write"' in challenge(answer)  # what the other demands of everybody, it demands by itself only
+        assert 'scope="write"' in challenge(
+            answer
+        )  # the scope that the mounted server needs for all requests is not needed here
         assert (await web.post(call("o_write"), headers=token("bob"))).result["content"][0]["text"] == "written"
 
 
-async def test_what_is_protected_by_itself_is_not_served_openly_by_another(autojump_clock: MockClock) -> None:
+async def test_a_protected_server_is_not_served_by_an_open_outer_server(autojump_clock: MockClock) -> None:
     whole = Server("whole")
     whole.mount(protected(), prefix="o_")
     with pytest.raises(UsageError, match="call protect of the outer server"):
         async with served(whole):
-            raise AssertionError("it is served")
+            raise AssertionError("the server was started")
 
 
-async def whoever(asking: HttpRequest) -> str:
+async def always_ada(asking: HttpRequest) -> str:
     return "ada"
 
 
-@pytest.mark.parametrize("options", [{}, {"authenticate": whoever}])
-async def test_nobody_has_scopes_where_the_server_is_not_protected(
-    options: dict[str, Any], autojump_clock: MockClock
-) -> None:
+@pytest.mark.parametrize("options", [{}, {"authenticate": always_ada}])
+async def test_callers_of_an_open_server_have_no_scopes(options: dict[str, Any], autojump_clock: MockClock) -> None:
     server = Server("open")
     server.tool(scopes=["write"], name="write")(lambda: "written")
     async with served(server, **options) as web:
@@ -344,12 +344,12 @@ async def test_nobody_has_scopes_where_the_server_is_not_protected(
         assert caught.value.data == {"error": "insufficient_scope", "scope": "write"}
 
 
-# Sessions belong to their principals.
+# Sessions and their principals
 
 
 @req("auth-47")
 @pytest.mark.parametrize("revision", [B, C, D])
-async def test_a_session_is_for_its_principal_alone_and_for_all_tokens_of_it(
+async def test_a_session_accepts_all_tokens_of_its_principal_and_no_others(
     revision: str, autojump_clock: MockClock
 ) -> None:
     names = {"first": "ada", "second": "ada", "other": "eve"}
@@ -365,9 +365,7 @@ async def test_a_session_is_for_its_principal_alone_and_for_all_tokens_of_it(
 
 @req("auth-19")
 @pytest.mark.parametrize("revision", [D, E])
-async def test_calls_at_the_same_time_each_have_the_scopes_of_their_own_token(
-    revision: str, autojump_clock: MockClock
-) -> None:
+async def test_concurrent_calls_have_the_scopes_of_their_own_tokens(revision: str, autojump_clock: MockClock) -> None:
     server = protected(verify=lambda token: Principal("ada", ["read", token]))
     go = trio.Event()
 
@@ -394,13 +392,13 @@ async def test_calls_at_the_same_time_each_have_the_scopes_of_their_own_token(
         assert found == {scope: f"{scope} read" for scope in "abc"}
 
 
-# Metadata.
+# Metadata
 
 
 @req("auth-34", "auth-37", "auth-39")
 @pytest.mark.parametrize("front", ["http", "asgi"])
 @pytest.mark.parametrize("place", [WELL_KNOWN, WELL_KNOWN + "/mcp", WELL_KNOWN + "/mcp/"])
-async def test_everybody_may_read_where_tokens_come_from(front: str, place: str, autojump_clock: MockClock) -> None:
+async def test_the_metadata_is_served_without_a_token(front: str, place: str, autojump_clock: MockClock) -> None:
     async with fronts(protected())[front] as web:
         for headers in ({}, {"Origin": "https://page.example", "Host": "elsewhere.example"}):
             answer = await web.send("GET", place, headers)
@@ -436,7 +434,7 @@ async def test_an_application_under_a_prefix_is_found_by_either_url(autojump_clo
 
 
 @req("auth-34")
-async def test_nothing_that_is_told_comes_from_the_request(autojump_clock: MockClock) -> None:
+async def test_the_metadata_and_challenges_take_no_host_from_the_request(autojump_clock: MockClock) -> None:
     server = protected(resource=None)
     forged = {"Host": "evil.example", "X-Forwarded-Host": "evil.example", "X-Forwarded-Proto": "gopher"}
     async with served(server, public_url="https://gate.example/a", allowed_hosts=["*"]) as web:
@@ -456,7 +454,7 @@ async def test_the_host_of_the_resource_is_a_name_of_the_server(autojump_clock: 
         assert (await web.post(call("who"), headers=token("ada"))).status == 200
 
 
-# The author's function.
+# The `verify` function
 
 
 @pytest.mark.parametrize("is_async", [False, True])
@@ -479,7 +477,7 @@ async def test_a_verifier_may_wait(is_async: bool, autojump_clock: MockClock) ->
         (None, 500, "got str"),
     ],
 )
-async def test_a_verifier_that_fails_costs_its_request_and_tells_no_token(
+async def test_a_failing_verifier_fails_only_its_request_and_leaks_no_token(
     raised: Any, status: int, said: str, caplog: pytest.LogCaptureFixture, autojump_clock: MockClock
 ) -> None:
     def fails(token: str) -> Any:
@@ -542,31 +540,31 @@ async def test_a_websocket_ends_with_its_token(
 
 
 @pytest.mark.parametrize("revision", [A, B, C, D, E])
-async def test_a_stream_that_stands_ends_with_its_token(
+async def test_a_standing_stream_ends_with_its_token(
     revision: str, autojump_clock: MockClock, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("trio_mcp.server.http.authentication.time.time", lambda: 1000.0)
-    lives = {"short": 1060.0, "long": 1600.0, "ever": None}
-    server = protected(verify=lambda token: Principal("ada", ["read"], expires=lives[token]))
-    async with served(server, **_OLD) as web:
+    expiries = {"short": 1060.0, "long": 1600.0, "ever": None}
+    server = protected(verify=lambda token: Principal("ada", ["read"], expires=expiries[token]))
+    async with served(server, **_SSE_OPTIONS) as web:
         for name, until in (("short", 60), ("long", 600)):
             began = trio.current_time()
-            async with await standing(web, revision, bearer(name)) as stream:
+            async with await standing_stream(web, revision, bearer(name)) as stream:
                 with pytest.raises(Cut):
-                    await to_its_end(stream)
+                    await read_to_end(stream)
                 assert until <= trio.current_time() - began <= until + 10
-        async with await standing(web, revision, bearer("ever")) as stream:
+        async with await standing_stream(web, revision, bearer("ever")) as stream:
             with trio.move_on_after(5000) as scope:
-                await to_its_end(stream)
+                await read_to_end(stream)
             assert scope.cancelled_caught
 
 
-async def to_its_end(stream: Stream) -> None:
+async def read_to_end(stream: Stream) -> None:
     async for _ in stream:
         pass
 
 
-async def standing(web: HttpClient, revision: str, headers: Any) -> Stream:
+async def standing_stream(web: HttpClient, revision: str, headers: Any) -> Stream:
     if revision == A:
         return await web.open(path="/sse", headers=headers)
     if revision == E:
@@ -577,7 +575,7 @@ async def standing(web: HttpClient, revision: str, headers: Any) -> Stream:
 
 
 @pytest.mark.parametrize("revision", [D, E])
-async def test_a_call_may_take_longer_than_its_token_and_a_stream_goes_on_with_another(
+async def test_a_call_outlives_its_token_and_a_stream_resumes_with_a_new_one(
     revision: str, autojump_clock: MockClock, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("trio_mcp.server.http.authentication.time.time", lambda: 1000.0)
@@ -608,23 +606,23 @@ async def test_a_call_may_take_longer_than_its_token_and_a_stream_goes_on_with_a
             assert 600 <= trio.current_time() - began <= 610
 
 
-# What cannot be.
+# Wrong uses
 
 
 @pytest.mark.parametrize(
     ("how", "options", "words"),
     [
         ({"resource": None}, {}, "public_url"),
-        ({}, {"authenticate": whoever}, "authenticate cannot be used"),
+        ({}, {"authenticate": always_ada}, "authenticate cannot be used"),
     ],
 )
-async def test_what_cannot_be_served_is_said_at_once(how: Any, options: Any, words: str) -> None:
+async def test_contradictory_options_of_protect_are_refused_at_the_start(how: Any, options: Any, words: str) -> None:
     with pytest.raises(UsageError, match=words):
         async with served(protected(**how), **options):
-            raise AssertionError("it is served")
+            raise AssertionError("the server was started")
 
 
-async def test_a_running_server_is_protected_already_or_never() -> None:
+async def test_a_running_server_cannot_become_protected() -> None:
     server = Server("open")
     async with server.running():
         with pytest.raises(UsageError, match="before the server runs"):

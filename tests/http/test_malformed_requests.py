@@ -1,6 +1,7 @@
-"""HTTP clients that send anything: nothing of it is an error of the server's, and the next client is served.
+"""HTTP clients that send random requests: the server logs no error, and serves the next client.
 
-What they send is made by chance from what a good client would, so that much of it gets far; the same each time.
+The requests are random changes of valid ones, so that many of them get past the first checks.  A seed makes them the
+same in each run.
 """
 
 from __future__ import annotations
@@ -29,7 +30,7 @@ NAMES = [
     "id", "method", "params", "result", "error", "jsonrpc", "cursor", "name", "uri", "arguments", "inputResponses",
     "requestState", "ref", "notifications", "_meta",
 ]  # fmt: skip
-ASKED: list[tuple[str, dict[str, Any]]] = [
+REQUESTS: list[tuple[str, dict[str, Any]]] = [
     ("tools/call", {"name": "count", "arguments": {"to": 2}}), ("tools/call", {"name": "ask"}), ("tools/list", {}),
     ("initialize", {"protocolVersion": D, "capabilities": {}, "clientInfo": {"name": "c", "version": "1"}}),
     ("server/discover", {}), ("ping", {}), ("subscriptions/listen", {"notifications": {"toolsListChanged": True}}),
@@ -46,7 +47,7 @@ FIELDS = [
 ]  # fmt: skip
 
 
-def busy() -> Server:
+def busy_server() -> Server:
     server = Server("busy", limits=Limits(parked_seconds=60, session_idle_seconds=100))
 
     @server.tool
@@ -70,8 +71,8 @@ def busy() -> Server:
     return server
 
 
-class Strange:
-    """A client on whose next byte nobody can rely."""
+class RandomClient:
+    """A client that sends randomly changed requests."""
 
     def __init__(self, seed: int) -> None:
         self.chance = random.Random(seed)
@@ -79,7 +80,7 @@ class Strange:
     def request(self, revision: str, session: str | None) -> bytes:
         chance = self.chance
         way = chance.choice(["POST"] * 12 + ["GET"] * 5 + ["DELETE", "OPTIONS", "HEAD", "PUT"])
-        method, params = copy.deepcopy(chance.choice(ASKED))
+        method, params = copy.deepcopy(chance.choice(REQUESTS))
         message: Any = request(method, params, chance.choice([1, 2, "a"]), revision=revision, progress=1)
         if method.startswith("notifications/"):
             del message["id"]
@@ -134,18 +135,18 @@ class Strange:
 
 @pytest.mark.parametrize("seed", [*range(4), *(pytest.param(seed, marks=pytest.mark.full) for seed in range(4, 30))])
 @pytest.mark.parametrize("revision", [B, D, E])
-async def test_whatever_clients_send_is_their_own_matter(
+async def test_random_requests_are_no_errors_of_the_server(
     revision: str, seed: int, caplog: pytest.LogCaptureFixture, autojump_clock: MockClock
 ) -> None:
     caplog.set_level(logging.WARNING, "trio_mcp")
-    strange = Strange(seed)
-    server = busy()
+    random_client = RandomClient(seed)
+    server = busy_server()
     async with served(server, check=False, **SSE_PATHS) as web:
         session = None if revision == E else await web.initialize(revision)
         for _ in range(10):
             async with trio.open_nursery() as nursery:
                 for _ in range(8):
-                    nursery.start_soon(strange.visit, web, revision, session)
+                    nursery.start_soon(random_client.visit, web, revision, session)
         answer = await web.call("tools/call", {"name": "count", "arguments": {"to": 1}})
         assert "error" not in answer.message
         await trio.sleep(1000)
