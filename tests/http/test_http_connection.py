@@ -1,4 +1,4 @@
-"""One HTTP connection, with an endpoint that does as the test says: order, limits, ends, and who is told what."""
+"""`HttpConnection` with a scripted endpoint: the order of requests, limits, ends of connections, and callbacks."""
 
 from __future__ import annotations
 
@@ -45,9 +45,11 @@ ADMITTED = SimpleNamespace(
 )
 
 
-class Script:
-    """An endpoint.  What `/echo` is sent comes back at once; `/wait` is answered when the test lets it be, by another
-    task; `/refuse` is refused by its head.  `log` is what happened, in order."""
+class ScriptedEndpoint:
+    """An endpoint with scripted paths; `log` has the events in their order.
+
+    `/echo` returns the body at once.  The test answers `/wait` from another task.  The head of `/refuse` is refused.
+    """
 
     def __init__(self, limits: Limits | None = None) -> None:
         self.log: list[str] = []
@@ -59,7 +61,9 @@ class Script:
         self.failure: Exception | None = None
         self.bytes = ByteBudget(limits or Limits())
         self.account = self.bytes.account
-        self.left: weakref.ref[Any] | None = None  # to what is to be called when the last client has gone
+        self.callback: weakref.ref[Any] | None = (
+            None  # a reference to the callback for the disconnection of the last client
+        )
 
     async def admit(self, request: HttpRequest, peer: str | None = None) -> Reply | SimpleNamespace:
         await trio.lowlevel.checkpoint()
@@ -88,38 +92,38 @@ class Script:
         if not request.target.startswith("/echo"):
             self.arrived.set()
         gone = partial(self.log.append, f"gone {request.target}")
-        self.left = weakref.ref(gone)
+        self.callback = weakref.ref(gone)
         return gone
 
     async def response(self) -> Any:
-        """The response to the next request that was not answered at once."""
+        """Wait for the next request that is not answered at once, and return its response."""
         await self.arrived.wait()
         self.arrived = trio.Event()
         return self.responses[-1]
 
 
 class Peer:
-    """The client's end, and what it has read."""
+    """The client's end of a connection, and the bytes that it has read."""
 
-    def __init__(self, stream: PipeEnd, script: Script, connection: HttpConnection) -> None:
+    def __init__(self, stream: PipeEnd, endpoint: ScriptedEndpoint, connection: HttpConnection) -> None:
         self.stream = stream
-        self.script = script
+        self.endpoint = endpoint
         self.connection = connection
         self.raw = bytearray()
-        self.over = trio.Event()  # the server's end has returned
+        self.closed = trio.Event()  # set when `serve` has returned
 
     async def send(self, data: bytes) -> None:
         await self.stream.send_all(data)
 
     async def read(self) -> bytes:
-        """All that comes until the server has nothing more to say for now."""
+        """Read until the server sends nothing for the moment, and return all bytes so far."""
         with trio.move_on_after(0.001):
             while data := await self.stream.receive_some():
                 self.raw += data
         return bytes(self.raw)
 
-    async def end(self) -> bytes:
-        """All that comes until the server closes."""
+    async def read_to_end(self) -> bytes:
+        """Read until the server closes, and return all bytes so far."""
         while data := await self.stream.receive_some():
             self.raw += data
         return bytes(self.raw)
@@ -130,23 +134,23 @@ async def connected(
     *,
     limits: Limits | None = None,
     streams: Callable[[], Pair] = unlimited_pipe,
-    script: Script | None = None,
+    endpoint: ScriptedEndpoint | None = None,
     **shared: Any,
 ) -> AsyncIterator[Peer]:
     ours, theirs = streams()
-    script = script or Script(limits)
-    together: Any = ListenerState(script, limits or Limits(), **shared)  # type: ignore[arg-type]
-    peer = Peer(ours, script, HttpConnection(together, theirs, "10.0.0.1"))
+    endpoint = endpoint or ScriptedEndpoint(limits)
+    shared_state: Any = ListenerState(endpoint, limits or Limits(), **shared)  # type: ignore[arg-type]
+    peer = Peer(ours, endpoint, HttpConnection(shared_state, theirs, "10.0.0.1"))
 
     async def serve() -> None:
         try:
             await peer.connection.serve()
         finally:
-            peer.over.set()
+            peer.closed.set()
 
     async with trio.open_nursery() as nursery:
         nursery.start_soon(serve)
-        nursery.start_soon(together.run)
+        nursery.start_soon(shared_state.run)
         yield peer
         nursery.cancel_scope.cancel()
 
@@ -160,7 +164,7 @@ def post(body: bytes, target: str = "/echo", *fields: str, version: str = "1.1")
 
 
 def answers(raw: bytes, *methods: str, closed: bool = False) -> list[tuple[int, dict[str, str], bytes]]:
-    """The responses in these bytes, which must be whole."""
+    """The responses in these bytes, which must be complete."""
     found = []
     client = h11.Connection(h11.CLIENT)
     client.receive_data(raw)
@@ -184,8 +188,8 @@ def answers(raw: bytes, *methods: str, closed: bool = False) -> list[tuple[int, 
     return found
 
 
-def why(answer: tuple[int, dict[str, str], bytes]) -> str:
-    """The words of a refusal, which is JSON-RPC."""
+def refusal_message(answer: tuple[int, dict[str, str], bytes]) -> str:
+    """The message of a refusal, from its JSON-RPC error."""
     status, fields, body = answer
     assert status >= 400
     assert fields["content-type"] == "application/json"
@@ -195,10 +199,10 @@ def why(answer: tuple[int, dict[str, str], bytes]) -> str:
     return message
 
 
-# One request after the other.
+# The order of requests
 
 
-async def test_a_connection_is_kept_from_one_request_to_the_next(autojump_clock: MockClock) -> None:
+async def test_a_connection_is_kept_for_the_next_request(autojump_clock: MockClock) -> None:
     async with connected() as peer:
         for number in range(3):
             await peer.send(post(b"%d" % number))
@@ -206,10 +210,10 @@ async def test_a_connection_is_kept_from_one_request_to_the_next(autojump_clock:
         found = answers(bytes(peer.raw))
         assert [(status, body) for status, _, body in found] == [(200, b"0"), (200, b"1"), (200, b"2")]
         assert all("connection" not in fields for _, fields, _ in found)
-        assert not peer.over.is_set()
+        assert not peer.closed.is_set()
 
 
-async def test_every_response_has_a_date_and_no_word_about_the_server(autojump_clock: MockClock) -> None:
+async def test_every_response_has_a_date_and_no_server_header(autojump_clock: MockClock) -> None:
     async with connected() as peer:
         await peer.send(get() + get("/refuse"))
         for _, fields, _ in answers(await peer.read()):
@@ -217,31 +221,31 @@ async def test_every_response_has_a_date_and_no_word_about_the_server(autojump_c
             assert "server" not in fields
 
 
-async def test_requests_that_come_together_are_answered_in_their_order(autojump_clock: MockClock) -> None:
+async def test_pipelined_requests_are_answered_in_their_order(autojump_clock: MockClock) -> None:
     async with connected() as peer:
         await peer.send(post(b"one", "/wait") + post(b"two") + get("/refuse") + post(b"four", "/echo/4"))
-        response = await peer.script.response()
+        response = await peer.endpoint.response()
         await peer.read()
-        assert peer.script.log == ["head /wait", "body /wait"]
+        assert peer.endpoint.log == ["head /wait", "body /wait"]
         await response.begin(200, TEXT, b"1", more=False)
         found = answers(await peer.read(), "POST", "POST", "GET", "POST")
         assert [(status, body) for status, _, body in found if status == 200] == [
             (200, b"1"), (200, b"two"), (200, b"four"),
         ]  # fmt: skip
         assert found[2][0] == 403
-        assert "gone /wait" not in peer.script.log
+        assert "gone /wait" not in peer.endpoint.log
 
 
-async def test_the_target_the_headers_and_the_body_reach_the_endpoint_as_they_came(autojump_clock: MockClock) -> None:
+async def test_the_endpoint_gets_the_target_the_headers_and_the_body_unchanged(autojump_clock: MockClock) -> None:
     async with connected() as peer:
         await peer.send(post(b"body", "http://example.com/echo?x=%20", "X-Some: thing"))
         await peer.read()
-        (request,) = peer.script.requests
+        (request,) = peer.endpoint.requests
         assert (request.method, request.target, request.body) == ("POST", "http://example.com/echo?x=%20", b"body")
         assert request.headers["x-some"] == "thing"
 
 
-async def test_a_whole_answer_is_one_write_and_so_are_a_head_and_what_begins_a_stream(
+async def test_an_answer_and_the_beginning_of_a_stream_are_one_write_each(
     autojump_clock: MockClock,
 ) -> None:
     writes: list[bytes] = []
@@ -250,7 +254,7 @@ async def test_a_whole_answer_is_one_write_and_so_are_a_head_and_what_begins_a_s
         await peer.read()
         assert len(writes) == 1
         await peer.send(get("/wait"))
-        response = await peer.script.response()
+        response = await peer.endpoint.response()
         await response.begin(200, TEXT, b"first", more=True)
         await response.send(b"second", more=True)
         await response.send(b"last", more=False)
@@ -261,7 +265,7 @@ async def test_a_whole_answer_is_one_write_and_so_are_a_head_and_what_begins_a_s
         assert b"".join(writes) == peer.raw
 
 
-async def test_a_tap_sees_what_comes_and_what_goes(autojump_clock: MockClock) -> None:
+async def test_a_tap_sees_the_bytes_of_both_directions(autojump_clock: MockClock) -> None:
     seen: list[tuple[str, bytes]] = []
     async with connected(tap=lambda way, data: seen.append((way, data))) as peer:
         await peer.send(get())
@@ -269,24 +273,24 @@ async def test_a_tap_sees_what_comes_and_what_goes(autojump_clock: MockClock) ->
         assert seen == [("in", get()), ("out", raw)]
 
 
-async def test_bytes_that_come_and_go_one_by_one_make_the_same_conversation(autojump_clock: MockClock) -> None:
+async def test_single_bytes_in_both_directions_give_the_same_responses(autojump_clock: MockClock) -> None:
     asked = post(b"one") + get("/refuse") + post(b"two", "/echo", "Connection: close")
-    heard = []
+    received = []
     for streams in (unlimited_pipe, one_byte_pipe):
         async with connected(streams=streams) as peer, trio.open_nursery() as nursery:
             nursery.start_soon(peer.send, asked)
-            heard.append(answers(await peer.end()))
-    assert [(status, body) for status, _, body in heard[0] if status == 200] == [(200, b"one"), (200, b"two")]
-    for one, other in zip(*heard, strict=True):
+            received.append(answers(await peer.read_to_end()))
+    assert [(status, body) for status, _, body in received[0] if status == 200] == [(200, b"one"), (200, b"two")]
+    for one, other in zip(*received, strict=True):
         assert {**one[1], "date": ""} == {**other[1], "date": ""}
         assert one[::2] == other[::2]
 
 
-async def test_what_comes_while_a_response_is_under_way_is_kept_only_so_far(autojump_clock: MockClock) -> None:
+async def test_requests_during_a_response_are_buffered_up_to_a_limit(autojump_clock: MockClock) -> None:
     more = b"".join(post(b"x" * 100, f"/echo/{number}") for number in range(100))
     async with connected(limits=Limits(header_bytes=1000), streams=partial(pipe_pair, 100)) as peer:
         await peer.send(get("/wait"))
-        response = await peer.script.response()
+        response = await peer.endpoint.response()
         sent = 0
 
         async def send() -> None:
@@ -300,23 +304,25 @@ async def test_what_comes_while_a_response_is_under_way_is_kept_only_so_far(auto
             await trio.sleep(1000)
             assert 1000 <= sent <= 1200
             nursery.start_soon(partial(response.begin, 200, TEXT, b"", more=False))
-            while len(peer.script.bodies) < 101:
+            while len(peer.endpoint.bodies) < 101:
                 await peer.read()
-        assert peer.script.bodies[1:] == [b"x" * 100] * 100
+        assert peer.endpoint.bodies[1:] == [b"x" * 100] * 100
 
 
-@pytest.mark.parametrize("size", [500, 1900 - len(post(b"x" * 900)), 999, 1000, 5000])  # the second: 1000 with its head
-async def test_a_client_is_in_its_next_request_before_we_know_that_it_has_the_answer(
+@pytest.mark.parametrize(
+    "size", [500, 1900 - len(post(b"x" * 900)), 999, 1000, 5000]
+)  # the second makes 1000 bytes with its head
+async def test_the_next_request_can_arrive_before_the_write_of_the_answer_ends(
     size: int, autojump_clock: MockClock
 ) -> None:
     there, back = _Pipe(math.inf), _Pipe(10)
     ours, theirs = PipeEnd(there, back), PipeEnd(back, there)
     async with connected(limits=Limits(header_bytes=1000), streams=lambda: (ours, theirs)) as peer:
         await peer.send(get("/wait"))
-        response = await peer.script.response()
+        response = await peer.endpoint.response()
         async with trio.open_nursery() as nursery:
             nursery.start_soon(partial(response.begin, 200, TEXT, b"the answer", more=False))
-            await wait_all_tasks_blocked()  # it is on its way
+            await wait_all_tasks_blocked()  # the answer is being written
             await peer.send(post(b"x" * size))
             await trio.sleep(10)
             await peer.read()
@@ -324,67 +330,67 @@ async def test_a_client_is_in_its_next_request_before_we_know_that_it_has_the_an
         assert [body for _, _, body in answers(bytes(peer.raw))] == [b"the answer", b"x" * size]
 
 
-# The client goes.
+# Disconnections
 
 
-async def test_a_client_that_goes_before_its_response_has_ended_is_reported_once(autojump_clock: MockClock) -> None:
+async def test_a_disconnection_before_the_end_of_the_response_is_reported_once(autojump_clock: MockClock) -> None:
     written: list[bytes] = []
     for target in ("/wait", "/stream"):
         async with connected(tap=lambda way, data: written.append(data) if way == "out" else None) as peer:
             await peer.send(get(target))
-            response = await peer.script.response()
+            response = await peer.endpoint.response()
             await peer.stream.aclose()
-            await peer.over.wait()
-            assert peer.script.log == [f"head {target}", f"body {target}", f"gone {target}"]
+            await peer.closed.wait()
+            assert peer.endpoint.log == [f"head {target}", f"body {target}", f"gone {target}"]
             with pytest.raises(trio.BrokenResourceError):
                 await response.send(b"late", more=True)
     assert b"late" not in b"".join(written)
 
 
-async def test_a_client_that_closes_only_its_half_has_gone_as_well(autojump_clock: MockClock) -> None:
+async def test_a_client_that_closes_its_half_counts_as_disconnected(autojump_clock: MockClock) -> None:
     async with connected() as peer:
         await peer.send(get("/wait"))
-        await peer.script.response()
+        await peer.endpoint.response()
         await peer.stream.send_eof()
-        await peer.over.wait()
-        assert peer.script.log[-1] == "gone /wait"
+        await peer.closed.wait()
+        assert peer.endpoint.log[-1] == "gone /wait"
 
 
-async def test_a_client_that_goes_is_noticed_though_its_next_request_waits(autojump_clock: MockClock) -> None:
+async def test_a_disconnection_is_noticed_while_the_next_request_waits(autojump_clock: MockClock) -> None:
     async with connected() as peer:
         await peer.send(get("/wait") + get("/echo"))
-        await peer.script.response()
+        await peer.endpoint.response()
         await peer.stream.aclose()
-        await peer.over.wait()
-        assert peer.script.log == ["head /wait", "body /wait", "gone /wait"]
+        await peer.closed.wait()
+        assert peer.endpoint.log == ["head /wait", "body /wait", "gone /wait"]
 
 
-async def test_a_client_that_goes_after_its_response_has_lost_nothing(autojump_clock: MockClock) -> None:
+async def test_a_disconnection_after_the_response_is_not_reported(autojump_clock: MockClock) -> None:
     async with connected() as peer:
         await peer.send(get("/wait"))
-        response = await peer.script.response()
+        response = await peer.endpoint.response()
         await response.begin(200, TEXT, b"", more=False)
         await peer.stream.aclose()
-        await peer.over.wait()
-        assert peer.script.log == ["head /wait", "body /wait"]
+        await peer.closed.wait()
+        assert peer.endpoint.log == ["head /wait", "body /wait"]
 
 
-async def test_a_client_that_fails_in_its_next_request_has_lost_nothing_of_the_one_before(
+async def test_a_failing_next_request_does_not_affect_the_previous_one(
     autojump_clock: MockClock,
 ) -> None:
     async with connected() as peer:
         await peer.send(get("/wait"))
-        await (await peer.script.response()).begin(200, TEXT, b"", more=False)
+        await (await peer.endpoint.response()).begin(200, TEXT, b"", more=False)
         await peer.send(get("/echo", "Content-Length: 10", method="POST"))
-        assert answers(await peer.end())[1][0] == 408
-        await peer.over.wait()
-        assert peer.script.log == ["head /wait", "body /wait", "head /echo"]
+        assert answers(await peer.read_to_end())[1][0] == 408
+        await peer.closed.wait()
+        assert peer.endpoint.log == ["head /wait", "body /wait", "head /echo"]
 
 
-async def test_who_is_told_by_a_failed_write_is_not_told_again(autojump_clock: MockClock) -> None:
+async def test_a_disconnection_that_a_write_reported_is_not_reported_again(autojump_clock: MockClock) -> None:
     async with connected(streams=partial(pipe_pair, 10)) as peer:
         await peer.send(get("/wait"))
-        response = await peer.script.response()
+        response = await peer.endpoint.response()
         async with trio.open_nursery() as nursery:
 
             async def write() -> None:
@@ -393,29 +399,29 @@ async def test_who_is_told_by_a_failed_write_is_not_told_again(autojump_clock: M
 
             nursery.start_soon(write)
             await wait_all_tasks_blocked()
-            peer.stream._into.close_receiver()  # nothing more is taken, and nothing said
-        await peer.over.wait()
-        assert "gone /wait" not in peer.script.log
+            peer.stream._into.close_receiver()  # the client reads no more, and does not close its half
+        await peer.closed.wait()
+        assert "gone /wait" not in peer.endpoint.log
 
 
-async def test_a_response_that_is_dropped_closes_the_connection_and_tells_nobody(autojump_clock: MockClock) -> None:
+async def test_a_dropped_response_closes_the_connection_without_a_callback(autojump_clock: MockClock) -> None:
     async with connected() as peer:
         await peer.send(get("/stream"))
-        (await peer.script.response()).drop()
-        raw = await peer.end()
+        (await peer.endpoint.response()).drop()
+        raw = await peer.read_to_end()
         assert raw.endswith(b"\r\n\r\n")
         assert not raw.endswith(b"0\r\n\r\n")
-        await peer.over.wait()
-        assert peer.script.log == ["head /stream", "body /stream"]
+        await peer.closed.wait()
+        assert peer.endpoint.log == ["head /stream", "body /stream"]
 
 
 async def test_a_response_that_has_ended_cannot_write_into_the_next_one(autojump_clock: MockClock) -> None:
     async with connected() as peer:
         await peer.send(get("/wait"))
-        old = await peer.script.response()
+        old = await peer.endpoint.response()
         await old.begin(200, TEXT, b"", more=False)
         await peer.send(get("/wait"))
-        await peer.script.response()
+        await peer.endpoint.response()
         with pytest.raises(trio.BrokenResourceError):
             await old.begin(200, TEXT, b"not yours", more=False)
         with pytest.raises(trio.BrokenResourceError):
@@ -423,19 +429,19 @@ async def test_a_response_that_has_ended_cannot_write_into_the_next_one(autojump
         assert len(answers(await peer.read())) == 1
 
 
-async def test_a_client_may_go_after_any_byte_of_what_it_says(cuts: Cuts, autojump_clock: MockClock) -> None:
+async def test_the_client_can_disconnect_after_any_byte_it_sends(cuts: Cuts, autojump_clock: MockClock) -> None:
     asked = post(b"one") + post(b"two", "/wait", "Expect: 100-continue") + get("/stream")
     for cut in cuts(asked):
-        script = Script()
-        async with connected(script=script) as peer:
+        endpoint = ScriptedEndpoint()
+        async with connected(endpoint=endpoint) as peer:
             await peer.send(asked[:cut])
             await peer.stream.send_eof()
-            await peer.over.wait()
-            assert script.log.count("gone /wait") <= 1
-            assert ("gone /wait" in script.log) == ("body /wait" in script.log), cut
+            await peer.closed.wait()
+            assert endpoint.log.count("gone /wait") <= 1
+            assert ("gone /wait" in endpoint.log) == ("body /wait" in endpoint.log), cut
 
 
-async def test_a_client_may_go_after_any_byte_that_it_hears(cuts: Cuts, autojump_clock: MockClock) -> None:
+async def test_the_client_can_disconnect_after_any_byte_it_receives(cuts: Cuts, autojump_clock: MockClock) -> None:
     async with connected() as peer:
         await peer.send(post(b"one") + get("/refuse"))
         whole = await peer.read()
@@ -451,17 +457,17 @@ async def test_a_client_may_go_after_any_byte_that_it_hears(cuts: Cuts, autojump
                 for _ in range(cut):
                     await peer.stream.receive_some()
                 await peer.stream.aclose()
-            await peer.over.wait()
+            await peer.closed.wait()
 
 
-# Bodies.
+# Bodies
 
 
-async def test_a_client_that_waits_for_100_gets_it_once_its_head_was_accepted(autojump_clock: MockClock) -> None:
+async def test_a_client_that_waits_for_100_gets_it_after_its_head_is_accepted(autojump_clock: MockClock) -> None:
     async with connected() as peer:
         await peer.send(get("/echo", "Expect: 100-continue", "Content-Length: 4", method="POST"))
         assert await peer.read() == b"HTTP/1.1 100 Continue\r\n\r\n"
-        assert peer.script.log == ["head /echo"]
+        assert peer.endpoint.log == ["head /echo"]
         await peer.send(b"body")
         await peer.read()
         assert answers(bytes(peer.raw))[0][2] == b"body"
@@ -470,16 +476,16 @@ async def test_a_client_that_waits_for_100_gets_it_once_its_head_was_accepted(au
 async def test_a_client_that_waits_for_100_gets_only_the_refusal_of_its_head(autojump_clock: MockClock) -> None:
     async with connected() as peer:
         await peer.send(get("/refuse", "Expect: 100-continue", "Content-Length: 4", method="POST"))
-        # What it sends next may be the body or another request, so nothing more is read.
-        ((status, fields, _),) = answers(await peer.end())
+        # The next bytes may be the body or another request, so the server reads no more.
+        ((status, fields, _),) = answers(await peer.read_to_end())
         assert (status, fields["connection"]) == (403, "close")
 
 
 @pytest.mark.parametrize("version", ["1.1", "1.0"])
-async def test_who_has_sent_its_body_or_cannot_know_of_100_gets_none(version: str, autojump_clock: MockClock) -> None:
+async def test_100_is_not_sent_after_a_part_of_the_body_or_to_http_1_0(version: str, autojump_clock: MockClock) -> None:
     async with connected() as peer:
         asked = post(b"body", "/echo", "Expect: 100-continue", version=version)
-        await peer.send(asked[:-2])  # some of it is enough
+        await peer.send(asked[:-2])  # a part of the body is enough
         assert await peer.read() == b""
         await peer.send(asked[-2:])
         assert answers(await peer.read())[0][2] == b"body"
@@ -497,19 +503,19 @@ async def test_a_body_in_chunks_is_one_body(autojump_clock: MockClock) -> None:
         assert [body for _, _, body in found] == [b"abc", b""]
 
 
-async def test_the_small_body_of_a_refused_request_is_forgotten_and_the_connection_kept(
+async def test_a_small_body_of_a_refused_request_is_discarded(
     autojump_clock: MockClock,
 ) -> None:
     async with connected() as peer:
         await peer.send(get("/refuse", "Content-Length: 10", method="POST") + b"01234")
-        assert answers(await peer.read())[0][0] == 403  # before the rest has come
+        assert answers(await peer.read())[0][0] == 403  # before the rest of the body
         await peer.send(b"56789" + get())
         assert [status for status, _, _ in answers(await peer.read())] == [403, 200]
-        assert peer.script.bodies == [b""]
+        assert peer.endpoint.bodies == [b""]
 
 
 @pytest.mark.parametrize(("length", "kept"), [(64 * 1024 + 1, True), (64 * 1024 + 2, False)])
-async def test_a_refused_request_keeps_the_connection_while_at_most_64_kib_of_its_body_are_missing(
+async def test_a_refusal_keeps_the_connection_if_at_most_64_kib_are_missing(
     length: int, kept: bool, autojump_clock: MockClock
 ) -> None:
     async with connected() as peer:
@@ -518,18 +524,18 @@ async def test_a_refused_request_keeps_the_connection_while_at_most_64_kib_of_it
         assert (fields.get("connection") != "close") is kept
 
 
-async def test_what_follows_the_whole_body_of_a_refused_request_is_the_next_one(autojump_clock: MockClock) -> None:
+async def test_a_refused_request_with_its_body_is_followed_by_the_next_request(autojump_clock: MockClock) -> None:
     async with connected() as peer:
         await peer.send(post(b"body", "/refuse") + get("/echo/next"))
         assert [status for status, _, _ in answers(await peer.read())] == [403, 200]
 
 
-async def test_who_goes_on_sending_after_a_refusal_is_not_read_for_ever(autojump_clock: MockClock) -> None:
+async def test_data_after_a_refusal_is_read_up_to_a_limit(autojump_clock: MockClock) -> None:
     limits = Limits(message_bytes=10_000)
     async with connected(limits=limits, streams=partial(pipe_pair, 100)) as peer:
         sent = 0
         async with trio.open_nursery() as nursery:
-            nursery.start_soon(peer.end)
+            nursery.start_soon(peer.read_to_end)
             await peer.send(get("/refuse", CHUNKED, method="POST"))
             with contextlib.suppress(trio.BrokenResourceError):
                 while sent < 1_000_000:
@@ -540,51 +546,47 @@ async def test_who_goes_on_sending_after_a_refusal_is_not_read_for_ever(autojump
 
 
 @pytest.mark.parametrize("field", [f"Content-Length: {1024 * 1024}", CHUNKED])
-async def test_after_a_refusal_a_body_that_may_be_long_ends_the_connection(
-    field: str, autojump_clock: MockClock
-) -> None:
+async def test_a_refused_request_with_a_long_body_closes_the_connection(field: str, autojump_clock: MockClock) -> None:
     async with connected() as peer:
         await peer.send(get("/refuse", field, method="POST") + b"1\r\n")
         await peer.read()
-        await peer.send(b"x" * 10_000)  # is read, though only so that nothing is unread in the end
-        ((status, fields, _),) = answers(await peer.end())
+        await peer.send(b"x" * 10_000)  # the server reads it, so that no unread data resets the connection
+        ((status, fields, _),) = answers(await peer.read_to_end())
         assert (status, fields["connection"]) == (403, "close")
-        await peer.over.wait()
+        await peer.closed.wait()
         assert peer.stream._out.buffer == b""
 
 
-async def test_a_body_that_is_too_long_for_a_refused_request_is_refused_with_it(autojump_clock: MockClock) -> None:
+async def test_a_refused_request_with_a_too_long_body_gets_one_refusal(autojump_clock: MockClock) -> None:
     async with connected(limits=Limits(message_bytes=1000)) as peer:
         await peer.send(get("/refuse", "Content-Length: 1001", method="POST"))
-        ((status, fields, _),) = answers(await peer.end())
+        ((status, fields, _),) = answers(await peer.read_to_end())
         assert (status, fields["connection"]) == (403, "close")
 
 
-async def test_a_whole_body_in_chunks_of_a_refused_request_keeps_the_connection(autojump_clock: MockClock) -> None:
+async def test_a_refused_request_with_a_complete_chunked_body_keeps_the_connection(autojump_clock: MockClock) -> None:
     async with connected() as peer:
         await peer.send(get("/refuse", CHUNKED, method="POST") + b"1\r\na\r\n0\r\n\r\n" + get())
         assert [status for status, _, _ in answers(await peer.read())] == [403, 200]
 
 
-async def test_a_bad_body_of_a_refused_request_is_refused_with_it(autojump_clock: MockClock) -> None:
+async def test_a_refused_request_with_a_malformed_body_gets_one_refusal(autojump_clock: MockClock) -> None:
     async with connected() as peer:
         await peer.send(get("/refuse", CHUNKED, method="POST") + b"nonsense\r\n" + get())
-        ((status, fields, _),) = answers(await peer.end())
+        ((status, fields, _),) = answers(await peer.read_to_end())
         assert (status, fields["connection"]) == (403, "close")
 
 
-async def test_a_client_that_goes_in_the_middle_of_a_body_is_not_served(autojump_clock: MockClock) -> None:
+async def test_a_client_that_disconnects_within_a_body_is_not_served(autojump_clock: MockClock) -> None:
     for target in ("/echo", "/refuse"):
         async with connected() as peer:
             await peer.send(get(target, "Content-Length: 10", method="POST") + b"01234")
             await peer.stream.send_eof()
-            await peer.end()
-            assert peer.script.bodies == []
+            await peer.read_to_end()
+            assert peer.endpoint.bodies == []
 
 
-async def test_whoever_runs_the_server_is_told_what_is_refused(
-    autojump_clock: MockClock, caplog: pytest.LogCaptureFixture
-) -> None:
+async def test_refused_requests_are_logged(autojump_clock: MockClock, caplog: pytest.LogCaptureFixture) -> None:
     caplog.set_level(logging.INFO, "trio_mcp.http")
     for data in (
         b"\x16\x03\x01",
@@ -594,7 +596,7 @@ async def test_whoever_runs_the_server_is_told_what_is_refused(
     ):
         async with connected(limits=Limits(message_bytes=1000, body_seconds=1)) as peer:
             await peer.send(data)
-            await peer.end()
+            await peer.read_to_end()
     assert caplog.messages == [
         "10.0.0.1: a connection: 400, the client speaks TLS, and this server does not (ssl_context)",
         "10.0.0.1: 'POST' '/echo': 413, the body has 9000 bytes; 1000 are allowed (Limits.message_bytes)",
@@ -615,30 +617,30 @@ async def test_whoever_runs_the_server_is_told_what_is_refused(
         (b"GET / HTTP/2.0\r\nHost: a\r\n\r\n", 505, "HTTP/1.1"),
     ],
 )  # fmt: skip
-async def test_what_cannot_be_read_is_refused_and_the_connection_closed(
+async def test_a_malformed_request_is_refused_and_closes_the_connection(
     data: bytes, status: int, words: str, autojump_clock: MockClock
 ) -> None:
     async with connected(limits=Limits(header_bytes=1000, message_bytes=1000)) as peer:
         await peer.send(get() + data + get())
-        first, refused = answers(await peer.end())
+        first, refused = answers(await peer.read_to_end())
         assert first[0] == 200
         assert (refused[0], refused[1]["connection"]) == (status, "close")
-        assert words in why(refused)
-        assert len(peer.script.bodies) == 1
+        assert words in refusal_message(refused)
+        assert len(peer.endpoint.bodies) == 1
 
 
-async def test_what_cannot_be_read_is_told_also_after_a_head(autojump_clock: MockClock) -> None:
+async def test_a_malformed_request_after_a_head_request_gets_a_body(autojump_clock: MockClock) -> None:
     async with connected() as peer:
         await peer.send(get("/echo", method="HEAD") + b"bad\r\n\r\n")
-        _, refused = answers(await peer.end(), "HEAD", "GET")
+        _, refused = answers(await peer.read_to_end(), "HEAD", "GET")
         assert refused[0] == 400
-        assert "request line" in why(refused)
+        assert "request line" in refusal_message(refused)
 
 
-# Versions and methods.
+# Versions and methods
 
 
-async def test_a_head_is_answered_without_a_body_but_with_its_length(autojump_clock: MockClock) -> None:
+async def test_a_head_request_gets_a_content_length_without_a_body(autojump_clock: MockClock) -> None:
     async with connected() as peer:
         await peer.send(get("/refuse", method="HEAD") + get("/refuse"))
         one, two = answers(await peer.read(), "HEAD", "GET")
@@ -646,31 +648,31 @@ async def test_a_head_is_answered_without_a_body_but_with_its_length(autojump_cl
         assert one[1]["content-length"] == two[1]["content-length"] == str(len(two[2]))
 
 
-async def test_a_head_of_a_stream_has_no_body_either(autojump_clock: MockClock) -> None:
+async def test_a_head_request_for_a_stream_gets_no_body(autojump_clock: MockClock) -> None:
     writes: list[bytes] = []
     async with connected(tap=lambda way, data: writes.append(data) if way == "out" else None) as peer:
         await peer.send(get("/stream", method="HEAD") + get())
-        response = await peer.script.response()
+        response = await peer.endpoint.response()
         await response.send(b"data", more=True)
         await response.send(b"", more=False)
         one, two = answers(await peer.read(), "HEAD", "GET")
         assert (one[2], two[0]) == (b"", 200)
-        assert len(writes) == 2  # and nothing is written for what is not sent
+        assert len(writes) == 2  # the dropped body causes no writes
 
 
-async def test_no_content_has_no_length(autojump_clock: MockClock) -> None:
+async def test_204_has_no_content_length(autojump_clock: MockClock) -> None:
     async with connected() as peer:
         await peer.send(get("/wait"))
-        await (await peer.script.response()).begin(204, (), b"dropped", more=False)
+        await (await peer.endpoint.response()).begin(204, (), b"dropped", more=False)
         ((status, fields, _),) = answers(await peer.read())
         assert status == 204
         assert fields.keys() == {"date"}
 
 
-async def test_a_length_that_is_given_is_kept(autojump_clock: MockClock) -> None:
+async def test_a_given_content_length_is_kept(autojump_clock: MockClock) -> None:
     async with connected() as peer:
         await peer.send(get("/wait"))
-        response = await peer.script.response()
+        response = await peer.endpoint.response()
         await response.begin(200, (("content-length", "4"),), b"ab", more=True)
         await response.send(b"cd", more=False)
         ((_, fields, body),) = answers(await peer.read())
@@ -681,74 +683,74 @@ async def test_a_length_that_is_given_is_kept(autojump_clock: MockClock) -> None
 async def test_a_client_of_http_1_0_is_answered_and_the_connection_closed(autojump_clock: MockClock) -> None:
     async with connected() as peer:
         await peer.send(post(b"old", version="1.0"))
-        raw = await peer.end()
+        raw = await peer.read_to_end()
         assert raw.startswith(b"HTTP/1.1 200 OK\r\n")
         ((_, fields, body),) = answers(raw)
         assert (fields["connection"], fields["content-length"], body) == ("close", "3", b"old")
 
 
-async def test_a_client_of_http_1_0_can_ask_to_be_kept(autojump_clock: MockClock) -> None:
+async def test_a_client_of_http_1_0_can_keep_the_connection_alive(autojump_clock: MockClock) -> None:
     async with connected() as peer:
         for _ in range(2):
             await peer.send(post(b"old", "/echo", "Connection: keep-alive", version="1.0"))
             await peer.read()
         assert [fields["connection"] for _, fields, _ in answers(bytes(peer.raw))] == ["keep-alive", "keep-alive"]
-        assert not peer.over.is_set()
+        assert not peer.closed.is_set()
 
 
 async def test_a_stream_to_http_1_0_has_no_chunks_and_ends_with_the_connection(autojump_clock: MockClock) -> None:
     async with connected() as peer:
         await peer.send(get("/stream", "Connection: keep-alive", version="1.0"))
-        response = await peer.script.response()
+        response = await peer.endpoint.response()
         await response.send(b"one", more=True)
         await response.send(b"two", more=True)
         await peer.read()
         await response.send(b"", more=False)
-        raw = await peer.end()
+        raw = await peer.read_to_end()
         assert raw.endswith(b"\r\n\r\nonetwo")
         assert b"chunked" not in raw
         assert b"Connection: close" in raw
 
 
-async def test_who_wants_the_connection_closed_gets_it_closed_and_is_told_so(autojump_clock: MockClock) -> None:
+async def test_connection_close_is_confirmed_and_closes_the_connection(autojump_clock: MockClock) -> None:
     for target in ("/echo", "/refuse", "/wait"):
         async with connected() as peer:
             await peer.send(get(target, "Connection: close"))
             if target == "/wait":
-                await (await peer.script.response()).begin(200, TEXT, b"", more=False)
-            ((_, fields, _),) = answers(await peer.end())
+                await (await peer.endpoint.response()).begin(200, TEXT, b"", more=False)
+            ((_, fields, _),) = answers(await peer.read_to_end())
             assert fields["connection"] == "close"
             assert trio.current_time() < 1
 
 
-async def test_a_head_that_came_in_time_is_not_held_against_its_client(autojump_clock: MockClock) -> None:
+async def test_a_head_in_time_has_no_effect_on_later_deadlines(autojump_clock: MockClock) -> None:
     async with connected() as peer:
         head = get("/wait", "Connection: close")
         await peer.send(head[:9])
         await trio.sleep(1)
         await peer.send(head[9:])
-        await (await peer.script.response()).begin(200, TEXT, b"", more=False)
-        assert (await peer.end()).count(b"HTTP/1.1 ") == 1
+        await (await peer.endpoint.response()).begin(200, TEXT, b"", more=False)
+        assert (await peer.read_to_end()).count(b"HTTP/1.1 ") == 1
 
 
-async def test_what_follows_a_request_to_close_is_not_looked_at(autojump_clock: MockClock) -> None:
+async def test_requests_after_connection_close_are_not_served(autojump_clock: MockClock) -> None:
     async with connected() as peer:
         await peer.send(get("/echo", "Connection: close") + get("/never"))
-        assert len(answers(await peer.end())) == 1
-        assert peer.script.log == ["head /echo", "body /echo"]
-        # Nor is the connection closed with that in it: its client might not read the answer then.
-        assert not peer.over.is_set()
+        assert len(answers(await peer.read_to_end())) == 1
+        assert peer.endpoint.log == ["head /echo", "body /echo"]
+        # The connection stays open with that unread, because a reset could destroy the answer.
+        assert not peer.closed.is_set()
         await peer.send(get("/never"))
         await peer.stream.aclose()
-        await peer.over.wait()
+        await peer.closed.wait()
 
 
-# Upgrades.
+# Upgrades
 
 UPGRADE = ("Connection: Upgrade", "Upgrade: websocket")
 
 
-async def test_a_request_for_a_websocket_is_handed_over_with_what_followed_it(autojump_clock: MockClock) -> None:
+async def test_a_request_for_a_websocket_is_handed_over_with_its_trailing_bytes(autojump_clock: MockClock) -> None:
     seen = []
 
     targets = ("/ws", "/ws/?x=1", "http://localhost/ws", "HTTP://localhost/ws/?x=http://a/b")
@@ -760,8 +762,8 @@ async def test_a_request_for_a_websocket_is_handed_over_with_what_followed_it(au
     for target in targets:
         async with connected(websocket_path="/ws", upgraded=upgraded) as peer:
             await peer.send(get(target, *UPGRADE) + b"frame")
-            assert await peer.end() == b"another protocol"
-            assert peer.script.log == []
+            assert await peer.read_to_end() == b"another protocol"
+            assert peer.endpoint.log == []
     assert seen == [(target, "websocket", b"frame", "10.0.0.1") for target in targets]
 
 
@@ -780,7 +782,7 @@ async def test_a_request_for_a_websocket_is_handed_over_with_what_followed_it(au
     ids=[
         "another path",
         "another protocol",
-        "none",
+        "no upgrade",
         "HTTP/1.0",
         "POST",
         "an empty body",
@@ -788,7 +790,7 @@ async def test_a_request_for_a_websocket_is_handed_over_with_what_followed_it(au
         "another path with a query",
     ],
 )
-async def test_any_other_request_stays_http(data: bytes, autojump_clock: MockClock) -> None:
+async def test_other_requests_stay_http(data: bytes, autojump_clock: MockClock) -> None:
     handed = []
 
     async def upgraded(stream: trio.abc.Stream, request: HttpRequest, trailing: bytes, peer: str | None) -> None:
@@ -798,44 +800,44 @@ async def test_any_other_request_stays_http(data: bytes, autojump_clock: MockClo
         await peer.send(data)
         await peer.read()
         if b"Content-Length: 0" in data:
-            assert handed  # a body that is none is none
+            assert handed  # an empty body counts as no body
         else:
             assert not handed
             assert answers(bytes(peer.raw))[0][0] == 200
 
 
-# Time.
+# Deadlines
 
 
-async def seconds(peer: Peer) -> float:
-    """How long it takes until the server closes."""
+async def seconds_to_close(peer: Peer) -> float:
+    """The seconds until the server closes."""
     began = trio.current_time()
-    await peer.end()
+    await peer.read_to_end()
     return round(trio.current_time() - began, 3)
 
 
-async def test_who_says_nothing_is_not_waited_for_and_gets_no_word(autojump_clock: MockClock) -> None:
+async def test_a_connection_without_a_request_is_closed_without_a_response(autojump_clock: MockClock) -> None:
     async with connected(limits=Limits(head_seconds=10)) as peer:
-        assert await seconds(peer) == 10
+        assert await seconds_to_close(peer) == 10
         assert peer.raw == b""
 
 
-async def test_who_has_nothing_more_to_say_is_let_go_without_a_word(autojump_clock: MockClock) -> None:
+async def test_an_idle_connection_is_closed_without_a_response(autojump_clock: MockClock) -> None:
     async with connected(limits=Limits(idle_seconds=75)) as peer:
         for target in ("/echo", "/refuse", "/wait"):
             await peer.send(get(target)[:9])
             await trio.sleep(1)
             await peer.send(get(target)[9:])
             if target == "/wait":
-                await (await peer.script.response()).begin(200, TEXT, b"", more=False)
+                await (await peer.endpoint.response()).begin(200, TEXT, b"", more=False)
             await peer.read()
             await trio.sleep(74)
         before = await peer.read()
-        assert await seconds(peer) == pytest.approx(1, abs=0.01)
+        assert await seconds_to_close(peer) == pytest.approx(1, abs=0.01)
         assert peer.raw == before
 
 
-async def test_a_head_that_comes_slowly_is_not_waited_for_beyond_its_limit(autojump_clock: MockClock) -> None:
+async def test_a_slow_head_gets_408(autojump_clock: MockClock) -> None:
     async with connected(limits=Limits(head_seconds=10)) as peer:
         await peer.send(get())
         await peer.read()
@@ -844,47 +846,47 @@ async def test_a_head_that_comes_slowly_is_not_waited_for_beyond_its_limit(autoj
         for letter in b"GET / HTTP":
             await peer.send(bytes([letter]))
             await trio.sleep(0.9)
-        await peer.end()
+        await peer.read_to_end()
         assert trio.current_time() - began == pytest.approx(10, abs=0.01)
         _, (status, fields, body) = answers(bytes(peer.raw))
         assert (status, fields["connection"]) == (408, "close")
-        assert "10 seconds (Limits.head_seconds)" in why((status, fields, body))
+        assert "10 seconds (Limits.head_seconds)" in refusal_message((status, fields, body))
 
 
-async def test_a_slow_first_head_is_told_so_too(autojump_clock: MockClock) -> None:
+async def test_a_slow_first_head_gets_408(autojump_clock: MockClock) -> None:
     async with connected(limits=Limits(head_seconds=10)) as peer:
         await trio.sleep(9)
         await peer.send(b"GET ")
         await trio.sleep(9)
         await peer.send(b"/")
-        assert answers(await peer.end())[0][0] == 408
+        assert answers(await peer.read_to_end())[0][0] == 408
 
 
-async def test_a_body_has_its_seconds_and_again_as_many_for_what_comes_in_them(autojump_clock: MockClock) -> None:
+async def test_a_body_extends_its_deadline_by_at_most_one_window(autojump_clock: MockClock) -> None:
     limits = Limits(body_seconds=30, body_rate=100)
     async with connected(limits=limits) as peer:
         await peer.send(get("/echo", "Content-Length: 10000", method="POST"))
         began = trio.current_time()
         await trio.sleep(10)
-        await peer.send(b"x" * 9000)  # a lot at once earns one window, and not as many as it would fill
-        for _ in range(30):  # half as fast as the rate
+        await peer.send(b"x" * 9000)  # much data at once extends the deadline by one window only
+        for _ in range(30):  # below the rate
             with contextlib.suppress(trio.BrokenResourceError):
                 await peer.send(b"x" * 20)
             await trio.sleep(1)
-        await peer.end()
+        await peer.read_to_end()
         assert trio.current_time() - began == pytest.approx(40, abs=0.01)
         (refused,) = answers(bytes(peer.raw))
         assert refused[0] == 408
-        assert "Limits.body_seconds, Limits.body_rate" in why(refused)
-        assert peer.script.bodies == []
+        assert "Limits.body_seconds, Limits.body_rate" in refusal_message(refused)
+        assert peer.endpoint.bodies == []
 
 
 @pytest.mark.parametrize("framing", ["Content-Length: 200000", CHUNKED])
-async def test_long_bodies_that_are_on_their_way_have_a_bound_together(framing: str, autojump_clock: MockClock) -> None:
+async def test_unfinished_long_bodies_have_a_common_limit(framing: str, autojump_clock: MockClock) -> None:
     async with connected(limits=Limits(bytes_in_all=300_000)) as peer:
-        shares = peer.script.bytes.shares
-        assert shares.take(None, 200_000)  # those of others
-        await peer.send(get("/echo", "Content-Length: 60000", method="POST"))  # a small one is let through
+        shares = peer.endpoint.bytes.shares
+        assert shares.take(None, 200_000)  # held by other connections
+        await peer.send(get("/echo", "Content-Length: 60000", method="POST"))  # a small body is always accepted
         for _ in range(2):
             await peer.send(b"x" * 30_000)
         assert answers(await peer.read())[0][2] == b"x" * 60_000
@@ -896,17 +898,17 @@ async def test_long_bodies_that_are_on_their_way_have_a_bound_together(framing: 
         assert shares.held == 290_000
         with contextlib.suppress(trio.BrokenResourceError):
             await peer.send(b"x" * 20_000 if framing != CHUNKED else b"4E20\r\n" + b"x" * 20_000 + b"\r\n")
-        await peer.end()
+        await peer.read_to_end()
         last = answers(bytes(peer.raw), "POST", "POST", closed=True)[1]
         assert last[0] == 503
-        assert "Limits.bytes_in_all" in why(last)
+        assert "Limits.bytes_in_all" in refusal_message(last)
         assert int(last[1]["retry-after"]) > 0
         assert last[1]["access-control-allow-origin"] == "https://app.example"
         assert shares.held == 200_000
-        assert peer.script.bodies == [b"x" * 60_000]
+        assert peer.endpoint.bodies == [b"x" * 60_000]
 
 
-async def test_what_came_of_a_body_is_not_counted_any_more_when_it_is_whole_or_its_client_has_gone(
+async def test_the_bytes_of_a_body_are_released_when_it_is_complete_or_lost(
     autojump_clock: MockClock,
 ) -> None:
     for end in ("whole", "gone"):
@@ -914,17 +916,17 @@ async def test_what_came_of_a_body_is_not_counted_any_more_when_it_is_whole_or_i
             await peer.send(get("/wait", "Content-Length: 200000", method="POST"))
             await peer.send(b"x" * 150_000)
             await wait_all_tasks_blocked()
-            assert peer.script.bytes.shares.held == 150_000
+            assert peer.endpoint.bytes.shares.held == 150_000
             if end == "whole":
                 await peer.send(b"x" * 50_000)
-                await peer.script.response()
+                await peer.endpoint.response()
             else:
                 await peer.stream.aclose()
-                await peer.over.wait()
-            assert peer.script.bytes.shares.held == 0
+                await peer.closed.wait()
+            assert peer.endpoint.bytes.shares.held == 0
 
 
-async def test_a_body_that_comes_as_fast_as_its_rate_may_take_for_ever(autojump_clock: MockClock) -> None:
+async def test_a_body_at_the_required_rate_has_no_deadline(autojump_clock: MockClock) -> None:
     async with connected(limits=Limits(body_seconds=5, body_rate=100)) as peer:
         await peer.send(get("/echo", "Content-Length: 100000", method="POST"))
         for _ in range(1000):
@@ -933,12 +935,12 @@ async def test_a_body_that_comes_as_fast_as_its_rate_may_take_for_ever(autojump_
         assert answers(await peer.read())[0][2] == b"x" * 100_000
 
 
-async def test_the_rest_of_a_refused_body_is_not_waited_for_either(autojump_clock: MockClock) -> None:
+async def test_the_rest_of_a_refused_body_has_a_deadline(autojump_clock: MockClock) -> None:
     async with connected(limits=Limits(body_seconds=30)) as peer:
         await peer.send(get("/refuse", "Content-Length: 10", method="POST"))
         await peer.read()
-        assert await seconds(peer) < 40
-        ((status, fields, _),) = answers(bytes(peer.raw))  # and no second one for the same request
+        assert await seconds_to_close(peer) < 40
+        ((status, fields, _),) = answers(bytes(peer.raw))  # only one response for the request
         assert (status, "connection" in fields) == (403, False)
 
 
@@ -952,41 +954,41 @@ async def test_the_rest_of_a_refused_body_is_not_waited_for_either(autojump_cloc
         (post(b"", "/fail"), 500),
     ],
 )
-async def test_a_page_may_read_why_the_body_of_its_request_was_refused(
+async def test_a_web_page_can_read_why_its_body_was_refused(
     data: bytes, status: int, autojump_clock: MockClock
 ) -> None:
     async with connected(limits=Limits(message_bytes=1000)) as peer:
-        await peer.send(get("/refuse/it") + data)  # of the one before nothing is kept
-        first, second = answers(await peer.end())
+        await peer.send(get("/refuse/it") + data)  # this request must not affect the next one
+        first, second = answers(await peer.read_to_end())
         assert "access-control-allow-origin" not in first[1]
         assert second[0] == status
         assert second[1]["access-control-allow-origin"] == "https://app.example"
 
 
-async def test_what_is_refused_for_its_head_has_nothing_of_the_request_before(autojump_clock: MockClock) -> None:
+async def test_a_refused_head_has_no_headers_of_the_previous_request(autojump_clock: MockClock) -> None:
     async with connected() as peer:
         await peer.send(post(b"good") + b"bad\r\n\r\n")
-        good, bad = answers(await peer.end())
+        good, bad = answers(await peer.read_to_end())
         assert (good[0], bad[0]) == (200, 400)
         assert "access-control-allow-origin" not in bad[1]
 
 
-async def test_a_response_may_take_for_ever_if_its_client_waits(autojump_clock: MockClock) -> None:
+async def test_a_response_has_no_deadline_while_its_client_waits(autojump_clock: MockClock) -> None:
     async with connected() as peer:
         await peer.send(get("/wait"))
-        response = await peer.script.response()
+        response = await peer.endpoint.response()
         await trio.sleep(80_000)
         await response.begin(200, TEXT, b"at last", more=False)
         assert answers(await peer.read())[0][2] == b"at last"
 
 
-async def test_the_time_of_a_slow_body_is_not_held_against_its_response(autojump_clock: MockClock) -> None:
+async def test_a_slow_body_has_no_effect_on_the_deadline_of_its_response(autojump_clock: MockClock) -> None:
     async with connected(limits=Limits(body_seconds=30)) as peer:
         asked = post(b"body", "/wait")
         await peer.send(asked[:-2])
         await trio.sleep(1)
         await peer.send(asked[-2:])
-        response = await peer.script.response()
+        response = await peer.endpoint.response()
         await trio.sleep(80_000)
         await response.begin(200, TEXT, b"at last", more=False)
         assert [(status, body) for status, _, body in answers(await peer.read())] == [(200, b"at last")]
@@ -995,20 +997,20 @@ async def test_the_time_of_a_slow_body_is_not_held_against_its_response(autojump
 async def test_a_client_that_reads_nothing_is_dropped(autojump_clock: MockClock) -> None:
     async with connected(limits=Limits(write_seconds=60), streams=partial(pipe_pair, 1000)) as peer:
         await peer.send(get("/wait"))
-        response = await peer.script.response()
+        response = await peer.endpoint.response()
         began = trio.current_time()
         with pytest.raises(trio.BrokenResourceError, match=r"Limits\.write_seconds"):
             await response.begin(200, TEXT, b"x" * 2000, more=True)
         assert trio.current_time() - began == 60
-        await peer.over.wait()
+        await peer.closed.wait()
         assert trio.current_time() - began < 62
-        assert "gone /wait" not in peer.script.log
+        assert "gone /wait" not in peer.endpoint.log
 
 
-async def test_who_reads_nothing_gets_no_more_time_by_the_end_of_everything(autojump_clock: MockClock) -> None:
+async def test_hurry_does_not_extend_the_deadline_of_a_write(autojump_clock: MockClock) -> None:
     async with connected(limits=Limits(write_seconds=60), streams=partial(pipe_pair, 1000)) as peer:
         await peer.send(get("/wait"))
-        response = await peer.script.response()
+        response = await peer.endpoint.response()
 
         async def hurry() -> None:
             await trio.sleep(59.5)
@@ -1022,17 +1024,17 @@ async def test_who_reads_nothing_gets_no_more_time_by_the_end_of_everything(auto
 
 
 @pytest.mark.parametrize("caller_is_cancelled", [False, True])
-async def test_a_client_that_reads_slowly_is_not(caller_is_cancelled: bool, autojump_clock: MockClock) -> None:
+async def test_a_client_that_reads_slowly_is_not_dropped(caller_is_cancelled: bool, autojump_clock: MockClock) -> None:
     async with connected(limits=Limits(write_seconds=60), streams=partial(pipe_pair, 2000)) as peer:
         await peer.send(get("/wait"))
-        response = await peer.script.response()
+        response = await peer.endpoint.response()
         size = 1_500_000
         async with trio.open_nursery() as nursery:
 
             async def write() -> None:
                 with trio.CancelScope() as scope:
                     if caller_is_cancelled:
-                        scope.cancel()  # what was begun is finished all the same
+                        scope.cancel()  # a write that has begun is finished
                     await response.begin(200, TEXT, b"x" * size, more=False)
 
             nursery.start_soon(write)
@@ -1045,11 +1047,11 @@ async def test_a_client_that_reads_slowly_is_not(caller_is_cancelled: bool, auto
 
 
 @pytest.mark.parametrize("size", [500_000, 500])
-async def test_but_one_that_reads_too_slowly_is_dropped(size: int, autojump_clock: MockClock) -> None:
-    """Whether what it reads is one long write, or many short ones that follow each other at once."""
+async def test_a_client_that_reads_too_slowly_is_dropped(size: int, autojump_clock: MockClock) -> None:
+    """For one long write, and for many short writes in direct succession."""
     async with connected(limits=Limits(write_seconds=60), streams=partial(pipe_pair, 1000)) as peer:
         await peer.send(get("/wait"))
-        response = await peer.script.response()
+        response = await peer.endpoint.response()
         async with trio.open_nursery() as nursery:
 
             async def write() -> None:
@@ -1066,7 +1068,7 @@ async def test_but_one_that_reads_too_slowly_is_dropped(size: int, autojump_cloc
         assert 60 <= trio.current_time() <= 61
 
 
-# The end of everything.
+# Draining and cancellation
 
 
 async def test_an_idle_connection_is_closed_when_the_server_drains(autojump_clock: MockClock) -> None:
@@ -1075,68 +1077,66 @@ async def test_an_idle_connection_is_closed_when_the_server_drains(autojump_cloc
             await peer.send(before)
             await peer.read()
             peer.connection.drain()
-            await peer.over.wait()
+            await peer.closed.wait()
             assert trio.current_time() < 2
-            await peer.end()
+            await peer.read_to_end()
 
 
-async def test_a_connection_is_closed_that_became_idle_while_it_was_read(autojump_clock: MockClock) -> None:
+async def test_a_connection_that_just_became_idle_is_closed_by_a_drain(autojump_clock: MockClock) -> None:
     async with connected() as peer:
         await peer.send(get("/wait"))
-        await (await peer.script.response()).begin(200, TEXT, b"", more=False)
+        await (await peer.endpoint.response()).begin(200, TEXT, b"", more=False)
         peer.connection.drain()
-        assert len(answers(await peer.end())) == 1
+        assert len(answers(await peer.read_to_end())) == 1
 
 
-async def test_a_draining_connection_finishes_its_response_and_says_that_it_is_the_last(
+async def test_a_draining_connection_marks_its_last_response_and_finishes_it(
     autojump_clock: MockClock,
 ) -> None:
     async with connected() as peer:
         await peer.send(get("/wait") + get("/never"))
-        response = await peer.script.response()
+        response = await peer.endpoint.response()
         peer.connection.drain()
         await trio.sleep(100)
-        assert not peer.over.is_set()
+        assert not peer.closed.is_set()
         await response.begin(200, TEXT, b"done", more=False)
-        ((_, fields, body),) = answers(await peer.end())
+        ((_, fields, body),) = answers(await peer.read_to_end())
         assert (fields["connection"], body) == ("close", b"done")
-        assert "head /never" not in peer.script.log
+        assert "head /never" not in peer.endpoint.log
 
 
-async def test_a_draining_connection_lets_its_stream_end_properly(autojump_clock: MockClock) -> None:
+async def test_a_draining_connection_lets_its_stream_end(autojump_clock: MockClock) -> None:
     async with connected() as peer:
         await peer.send(get("/stream"))
-        response = await peer.script.response()
+        response = await peer.endpoint.response()
         peer.connection.drain()
         await trio.sleep(100)
         await response.send(b"bye", more=False)
-        assert answers(await peer.end())[0][2] == b"bye"
+        assert answers(await peer.read_to_end())[0][2] == b"bye"
 
 
 @pytest.mark.parametrize("part", [get()[:10], post(b"body")[:-2]])
-async def test_a_request_that_was_begun_is_answered_when_the_server_drains(
-    part: bytes, autojump_clock: MockClock
-) -> None:
+async def test_an_incomplete_request_is_answered_during_a_drain(part: bytes, autojump_clock: MockClock) -> None:
     async with connected() as peer:
         await peer.send(part)
         await peer.read()
         peer.connection.drain()
         await peer.send((get() if part == get()[:10] else post(b"body"))[len(part) :])
-        ((status, fields, _),) = answers(await peer.end())
+        ((status, fields, _),) = answers(await peer.read_to_end())
         assert (status, fields["connection"]) == (200, "close")
 
 
-async def test_what_is_being_written_may_be_finished_when_everything_is_cancelled(autojump_clock: MockClock) -> None:
+async def test_a_write_in_progress_has_a_second_after_a_cancellation(autojump_clock: MockClock) -> None:
     for reads in (True, False):
         ours, theirs = pipe_pair(10)
-        script = Script()
-        connection = HttpConnection(ListenerState(script, Limits()), theirs)  # type: ignore[arg-type]
+        endpoint = ScriptedEndpoint()
+        connection = HttpConnection(ListenerState(endpoint, Limits()), theirs)  # type: ignore[arg-type]
         raw = bytearray()
         async with trio.open_nursery() as outer:
             async with trio.open_nursery() as nursery:
                 nursery.start_soon(connection.serve)
                 await ours.send_all(get("/wait"))
-                response = await script.response()
+                response = await endpoint.response()
 
                 async def write(response: Any = response) -> None:
                     with contextlib.suppress(trio.BrokenResourceError):
@@ -1154,12 +1154,12 @@ async def test_what_is_being_written_may_be_finished_when_everything_is_cancelle
                 began = trio.current_time()
                 nursery.cancel_scope.cancel()
             assert trio.current_time() - began == (0 if reads else 1)
-            assert ("gone /wait" in script.log) is True
+            assert ("gone /wait" in endpoint.log) is True
         assert (b"x" * 1000 in raw) is reads
 
 
 @pytest.mark.parametrize("takes", [0.5, math.inf])
-async def test_a_stream_has_a_moment_to_close_politely_when_everything_is_cancelled(
+async def test_the_close_of_a_stream_has_a_second_after_a_cancellation(
     takes: float, autojump_clock: MockClock, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     _ours, theirs = unlimited_pipe()
@@ -1173,20 +1173,20 @@ async def test_a_stream_has_a_moment_to_close_politely_when_everything_is_cancel
 
     monkeypatch.setattr(theirs, "aclose", aclose)
     async with trio.open_nursery() as nursery:
-        nursery.start_soon(HttpConnection(ListenerState(Script(), Limits()), theirs).serve)  # type: ignore[arg-type]
+        nursery.start_soon(HttpConnection(ListenerState(ScriptedEndpoint(), Limits()), theirs).serve)  # type: ignore[arg-type]
         await wait_all_tasks_blocked()
         nursery.cancel_scope.cancel()
     assert ends == [min(takes, 1)]
 
 
-def test_nothing_is_left_when_it_is_cancelled_anywhere() -> None:
+def test_a_connection_can_be_cancelled_at_each_step() -> None:
     asked = post(b"one") + get("/refuse", "Content-Length: 3", method="POST") + b"abc" + get("/stream")
 
     def attempt_with(streams: Callable[[], Pair]) -> Callable[[Attempt], Any]:
         async def scenario(attempt: Attempt) -> None:
             ours, theirs = streams()
-            script = Script()
-            connection = HttpConnection(ListenerState(script, Limits()), theirs)  # type: ignore[arg-type]
+            endpoint = ScriptedEndpoint()
+            connection = HttpConnection(ListenerState(endpoint, Limits()), theirs)  # type: ignore[arg-type]
             async with trio.open_nursery() as nursery:
 
                 async def talk() -> None:
@@ -1198,9 +1198,9 @@ def test_nothing_is_left_when_it_is_cancelled_anywhere() -> None:
                 nursery.start_soon(talk, name="the client")
 
                 async def stream() -> None:
-                    response = await script.response()
-                    while response.begun is False or len(script.responses) < 2:
-                        response = await script.response()
+                    response = await endpoint.response()
+                    while response.begun is False or len(endpoint.responses) < 2:
+                        response = await endpoint.response()
                     with contextlib.suppress(trio.BrokenResourceError):
                         await response.send(b"event", more=True)
                         await response.send(b"", more=False)
@@ -1211,9 +1211,9 @@ def test_nothing_is_left_when_it_is_cancelled_anywhere() -> None:
                 with attempt.window():
                     await connection.serve()
                 nursery.cancel_scope.cancel()
-            assert script.log.count("gone /stream") <= 1
+            assert endpoint.log.count("gone /stream") <= 1
             with pytest.raises((trio.BrokenResourceError, trio.ClosedResourceError)):
-                await theirs.send_all(b"it is closed")
+                await theirs.send_all(b"after the end")
 
         return scenario
 
@@ -1221,63 +1221,63 @@ def test_nothing_is_left_when_it_is_cancelled_anywhere() -> None:
         assert cancel_at_each_step(attempt_with(streams), watch=any_task) > 10
 
 
-async def test_a_connection_keeps_nothing_that_is_over(autojump_clock: MockClock) -> None:
+async def test_a_connection_does_not_reference_finished_responses(autojump_clock: MockClock) -> None:
     for kept in (True, False):
         async with connected() as peer:
             await peer.send(get("/wait", *([] if kept else ["Connection: close"])))
-            response = await peer.script.response()
+            response = await peer.endpoint.response()
             await response.begin(200, TEXT, b"x" * 100, more=False)
-            await (peer.read if kept else peer.end)()
+            await (peer.read if kept else peer.read_to_end)()
             await wait_all_tasks_blocked()
-            assert peer.script.left is not None
-            assert peer.script.left() is None
+            assert peer.endpoint.callback is not None
+            assert peer.endpoint.callback() is None
             holders = gc.get_referrers(response)
             assert not any(each is peer.connection or each is vars(peer.connection) for each in holders)
 
 
-async def test_of_a_request_whose_response_lasts_the_head_is_not_kept(autojump_clock: MockClock) -> None:
+async def test_the_head_of_a_request_is_freed_during_its_stream(autojump_clock: MockClock) -> None:
     def heads() -> int:
         gc.collect()
         return sum(isinstance(each, RequestHead) for each in gc.get_objects())
 
     before = heads()
     async with connected() as peer:
-        await peer.send(get("/stream", "Authorization: Bearer secret"))  # heads that are remembered are kept
-        response = await peer.script.response()
+        await peer.send(get("/stream", "Authorization: Bearer secret"))  # a head without credentials may be cached
+        response = await peer.endpoint.response()
         await wait_all_tasks_blocked()
-        peer.script.requests.clear()
+        peer.endpoint.requests.clear()
         assert heads() <= before
         await response.send(b"", more=False)
 
 
-# What goes wrong on our side.
+# Failures of the endpoint and of taps
 
 
-async def test_a_request_that_fails_in_the_endpoint_costs_nobody_else(
+async def test_an_exception_of_the_endpoint_is_logged_and_gives_500(
     caplog: pytest.LogCaptureFixture, autojump_clock: MockClock
 ) -> None:
     async with connected() as peer:
         await peer.send(post(b"x", "/broken"))
-        (answer,) = answers(await peer.end())
+        (answer,) = answers(await peer.read_to_end())
         assert (answer[0], answer[1]["connection"]) == (500, "close")
-        assert why(answer) == "internal error"
+        assert refusal_message(answer) == "internal error"
     (record,) = caplog.records
     assert record.levelno == logging.ERROR
     assert "secret" in str(record.exc_info)
 
 
-async def test_a_response_that_fails_halfway_is_cut_off(
+async def test_a_response_that_fails_halfway_is_incomplete(
     caplog: pytest.LogCaptureFixture, autojump_clock: MockClock
 ) -> None:
     async with connected() as peer:
         await peer.send(get("/break"))
-        raw = await peer.end()
+        raw = await peer.read_to_end()
         assert raw.endswith(b"4\r\nhalf\r\n")
     assert len(caplog.records) == 1
 
 
 @pytest.mark.parametrize("way", ["in", "out"])
-async def test_what_a_tap_raises_leaves_the_connection_unchanged(way: str, autojump_clock: MockClock) -> None:
+async def test_an_exception_of_a_tap_propagates_unchanged(way: str, autojump_clock: MockClock) -> None:
     class Mistake(Exception):
         pass
 
@@ -1288,11 +1288,11 @@ async def test_what_a_tap_raises_leaves_the_connection_unchanged(way: str, autoj
     ours, theirs = unlimited_pipe()
     await ours.send_all(get())
     with pytest.raises(Mistake):
-        await HttpConnection(ListenerState(Script(), Limits(), tap=tap), theirs).serve()  # type: ignore[arg-type]
+        await HttpConnection(ListenerState(ScriptedEndpoint(), Limits(), tap=tap), theirs).serve()  # type: ignore[arg-type]
     assert await ours.receive_some() == b""
 
 
-async def test_what_a_tap_raises_at_a_body_is_no_fault_of_its_request(
+async def test_an_exception_of_a_tap_within_a_body_is_not_a_failed_request(
     caplog: pytest.LogCaptureFixture, autojump_clock: MockClock
 ) -> None:
     class Mistake(Exception):
@@ -1308,7 +1308,7 @@ async def test_what_a_tap_raises_at_a_body_is_no_fault_of_its_request(
 
     async def serve() -> None:
         try:
-            await HttpConnection(ListenerState(Script(), Limits(), tap=tap), theirs).serve()  # type: ignore[arg-type]
+            await HttpConnection(ListenerState(ScriptedEndpoint(), Limits(), tap=tap), theirs).serve()  # type: ignore[arg-type]
         except Mistake as error:
             raised.append(error)
 
@@ -1322,48 +1322,46 @@ async def test_what_a_tap_raises_at_a_body_is_no_fault_of_its_request(
     assert caplog.records == []
 
 
-async def test_nothing_is_logged_because_of_a_client(
-    caplog: pytest.LogCaptureFixture, autojump_clock: MockClock
-) -> None:
+async def test_disconnections_are_not_logged(caplog: pytest.LogCaptureFixture, autojump_clock: MockClock) -> None:
     for data in (b"", b"nonsense\r\n\r\n", get("/wait"), get("/stream"), get("/echo")[:9], b"\x16\x03\x01\0"):
         async with connected() as peer:
             await peer.send(data)
             await peer.read()
             await peer.stream.aclose()
-            await peer.over.wait()
+            await peer.closed.wait()
     async with connected(streams=partial(pipe_pair, 100)) as peer:
         await peer.send(get())
-        await wait_all_tasks_blocked()  # in the middle of an answer that is longer than the pipe
+        await wait_all_tasks_blocked()  # during a write of an answer that is longer than the pipe
         await peer.stream.aclose()
-        await peer.over.wait()
+        await peer.closed.wait()
     assert caplog.records == []
 
 
-async def test_who_finds_no_place_is_told_so(autojump_clock: MockClock) -> None:
+async def test_a_connection_over_the_limit_gets_a_refusal(autojump_clock: MockClock) -> None:
     ours, theirs = unlimited_pipe()
-    shared = ListenerState(Script(), Limits())  # type: ignore[arg-type]
+    shared = ListenerState(ScriptedEndpoint(), Limits())  # type: ignore[arg-type]
     async with trio.open_nursery() as nursery:
         nursery.start_soon(HttpConnection(shared, theirs).serve, refused(503, "full"))
         await ours.send_all(get() * 100)
-        peer = Peer(ours, Script(), HttpConnection(shared, theirs))
-        (answer,) = answers(await peer.end())
+        peer = Peer(ours, ScriptedEndpoint(), HttpConnection(shared, theirs))
+        (answer,) = answers(await peer.read_to_end())
         assert answer[0] == 503
-        assert why(answer) == "full"
+        assert refusal_message(answer) == "full"
         assert trio.current_time() < 5
 
 
-async def test_who_finds_no_place_and_reads_nothing_is_left_alone_soon(autojump_clock: MockClock) -> None:
+async def test_a_connection_over_the_limit_that_does_not_read_is_closed_soon(autojump_clock: MockClock) -> None:
     _ours, theirs = pipe_pair(10)
-    shared = ListenerState(Script(), Limits())  # type: ignore[arg-type]
+    shared = ListenerState(ScriptedEndpoint(), Limits())  # type: ignore[arg-type]
     await HttpConnection(shared, theirs).serve(refused(503, "full"))
     assert trio.current_time() < 2
 
 
-# On a socket of the system, which takes most of what is written at once.
+# System sockets, which accept most writes at once
 
 
-class Eager:
-    """An endpoint that answers at once, without a checkpoint of its own."""
+class ImmediateEndpoint:
+    """An endpoint that answers at once, without a checkpoint."""
 
     def __init__(self, body: bytes) -> None:
         self.body = body
@@ -1378,7 +1376,7 @@ class Eager:
 
 @contextlib.asynccontextmanager
 async def on_a_socket(endpoint: Any, limits: Limits) -> AsyncIterator[tuple[trio.SocketStream, trio.SocketStream]]:
-    """The client's stream, and the server's, which is served meanwhile."""
+    """Serve one end of a socket pair during the block, and yield the client's stream and the server's."""
     ours, theirs = map(trio.SocketStream, trio.socket.socketpair())
     async with ours, trio.open_nursery() as nursery:
         nursery.start_soon(HttpConnection(ListenerState(endpoint, limits), theirs).serve)
@@ -1395,18 +1393,18 @@ async def read_bytes(stream: trio.abc.ReceiveStream, size: int) -> bytes:
     return bytes(raw)
 
 
-@pytest.mark.skipif(os.name != "posix", reason="elsewhere Trio writes all of it")
-async def test_what_the_system_takes_at_once_is_written_without_waiting(monkeypatch: pytest.MonkeyPatch) -> None:
-    async with on_a_socket(Eager(b"body"), Limits()) as (ours, theirs):
+@pytest.mark.skipif(os.name != "posix", reason="Trio writes all of it on other systems")
+async def test_a_write_that_the_system_accepts_at_once_does_not_wait(monkeypatch: pytest.MonkeyPatch) -> None:
+    async with on_a_socket(ImmediateEndpoint(b"body"), Limits()) as (ours, theirs):
         monkeypatch.setattr(theirs, "send_all", None)
         for _ in range(3):
             await ours.send_all(get())
             assert (await ours.receive_some()).endswith(b"\r\n\r\nbody")
 
 
-async def test_what_is_more_than_the_system_takes_is_written_as_its_client_reads() -> None:
+async def test_a_long_write_continues_as_the_client_reads() -> None:
     body = bytes(range(256)) * 16 * 1024
-    async with on_a_socket(Eager(body), Limits()) as (ours, _):
+    async with on_a_socket(ImmediateEndpoint(body), Limits()) as (ours, _):
         for _ in range(3):
             await ours.send_all(get())
             await wait_all_tasks_blocked()
@@ -1416,8 +1414,8 @@ async def test_what_is_more_than_the_system_takes_is_written_as_its_client_reads
             assert await read_bytes(ours, len(body)) == body
 
 
-async def test_who_reads_nothing_is_dropped_also_by_a_socket(autojump_clock: MockClock) -> None:
-    async with on_a_socket(Eager(bytes(16 * 1024 * 1024)), Limits(write_seconds=5)) as (ours, _):
+async def test_a_client_that_does_not_read_from_a_socket_is_dropped(autojump_clock: MockClock) -> None:
+    async with on_a_socket(ImmediateEndpoint(bytes(16 * 1024 * 1024)), Limits(write_seconds=5)) as (ours, _):
         await ours.send_all(get())
         await trio.sleep(6)
         size = 0
@@ -1427,25 +1425,25 @@ async def test_who_reads_nothing_is_dropped_also_by_a_socket(autojump_clock: Moc
         assert size < 16 * 1024 * 1024
 
 
-async def test_a_client_that_has_gone_before_its_answer_is_noticed_in_writing() -> None:
-    class Slow(Eager):
+async def test_a_write_notices_a_client_that_disconnected_before_its_answer() -> None:
+    class EndpointAfterDisconnect(ImmediateEndpoint):
         async def serve(self, *args: Any, **named: Any) -> Callable[[], None]:
             await ours.aclose()
             try:
-                while True:  # the first write may still be taken
+                while True:  # the first write may still succeed
                     await args[2].begin(200, TEXT, self.body, more=True)
             except trio.BrokenResourceError:
                 left.set()
                 raise
 
     left = trio.Event()
-    async with on_a_socket(Slow(b"body"), Limits()) as (ours, _):
+    async with on_a_socket(EndpointAfterDisconnect(b"body"), Limits()) as (ours, _):
         await ours.send_all(get())
         with trio.fail_after(60):
             await left.wait()
 
 
-async def test_many_requests_that_come_together_do_not_hold_up_others() -> None:
+async def test_pipelined_requests_do_not_hold_up_other_tasks() -> None:
     turns = 0
 
     async def others() -> None:
@@ -1454,7 +1452,7 @@ async def test_many_requests_that_come_together_do_not_hold_up_others() -> None:
             turns += 1
             await trio.lowlevel.checkpoint()
 
-    async with on_a_socket(Eager(b""), Limits()) as (ours, _), trio.open_nursery() as nursery:
+    async with on_a_socket(ImmediateEndpoint(b""), Limits()) as (ours, _), trio.open_nursery() as nursery:
         await ours.send_all(get())
         size = len(await ours.receive_some())
         nursery.start_soon(others)
@@ -1462,21 +1460,21 @@ async def test_many_requests_that_come_together_do_not_hold_up_others() -> None:
         before = turns
         await ours.send_all(get() * 100)
         await read_bytes(ours, 100 * size)
-        assert turns - before >= 98  # one between any two, whoever is the first and the last of all
+        assert turns - before >= 98  # one turn between two requests, without the ends
         nursery.cancel_scope.cancel()
 
 
 @pytest.mark.parametrize("how", ["closes", "closes its half", "resets"])
-async def test_a_client_that_leaves_a_socket_is_noticed_at_once(how: str) -> None:
-    script = Script()
+async def test_a_disconnection_of_a_socket_is_noticed_at_once(how: str) -> None:
+    endpoint = ScriptedEndpoint()
     listeners = await trio.open_tcp_listeners(0, host="127.0.0.1")
     ours = await trio.open_tcp_stream("127.0.0.1", listeners[0].socket.getsockname()[1])
     theirs = await listeners[0].accept()
     await listeners[0].aclose()
     async with trio.open_nursery() as nursery, ours:
-        nursery.start_soon(HttpConnection(ListenerState(script, Limits()), theirs).serve)  # type: ignore[arg-type]
+        nursery.start_soon(HttpConnection(ListenerState(endpoint, Limits()), theirs).serve)  # type: ignore[arg-type]
         await ours.send_all(get("/wait"))
-        await script.response()
+        await endpoint.response()
         if how == "closes its half":
             await ours.send_eof()
         else:
@@ -1484,26 +1482,26 @@ async def test_a_client_that_leaves_a_socket_is_noticed_at_once(how: str) -> Non
                 ours.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0))
             await ours.aclose()
         with trio.fail_after(60):
-            while "gone /wait" not in script.log:
+            while "gone /wait" not in endpoint.log:
                 await trio.lowlevel.checkpoint()
 
 
-async def test_a_socket_that_is_closed_under_its_connection_is_the_end_of_it() -> None:
-    script = Script()
-    async with on_a_socket(script, Limits()) as (ours, theirs):
+async def test_a_closed_server_socket_ends_its_connection() -> None:
+    endpoint = ScriptedEndpoint()
+    async with on_a_socket(endpoint, Limits()) as (ours, theirs):
         await ours.send_all(get("/wait"))
-        await script.response()
+        await endpoint.response()
         await theirs.aclose()
         with trio.fail_after(60):
-            while "gone /wait" not in script.log:
+            while "gone /wait" not in endpoint.log:
                 await trio.lowlevel.checkpoint()
 
 
-async def test_a_client_that_reads_a_part_of_what_is_written_at_once_must_read_the_rest(
+async def test_unread_immediate_writes_count_against_the_write_deadline(
     autojump_clock: MockClock,
 ) -> None:
     client, server = trio.socket.socketpair()
-    connection = HttpConnection(ListenerState(Script(), Limits()), trio.SocketStream(server))  # type: ignore[arg-type]
+    connection = HttpConnection(ListenerState(ScriptedEndpoint(), Limits()), trio.SocketStream(server))  # type: ignore[arg-type]
     while connection.write_at_once(bytes(100_000)):
         pass
     assert not connection.write_at_once(b"more")
@@ -1513,24 +1511,24 @@ async def test_a_client_that_reads_a_part_of_what_is_written_at_once_must_read_t
     server.close()
 
 
-async def test_what_is_written_at_once_is_sent_before_all_else_and_fails_quietly() -> None:
+async def test_an_immediate_write_is_sent_first_and_fails_silently() -> None:
     client, server = trio.socket.socketpair()
-    connection = HttpConnection(ListenerState(Script(), Limits()), trio.SocketStream(server))  # type: ignore[arg-type]
+    connection = HttpConnection(ListenerState(ScriptedEndpoint(), Limits()), trio.SocketStream(server))  # type: ignore[arg-type]
     assert connection.write_at_once(b"first")
     sent = len(b"first")
     while connection.write_at_once(bytes(100_000)):
         sent += 100_000
-    sent += 100_000 if connection._unsent else 0  # a part of it was sent, and the next write sends the rest
-    heard = bytearray()
+    sent += 100_000 if connection._unsent else 0  # a part was sent, and the next write sends the rest
+    received = bytearray()
 
     async def listen() -> None:
-        while len(heard) < sent + len(b"last"):
-            heard.extend(await client.recv(100_000))
+        while len(received) < sent + len(b"last"):
+            received.extend(await client.recv(100_000))
 
     async with trio.open_nursery() as nursery:
         nursery.start_soon(listen)
         await connection.write(b"last")
-    assert bytes(heard) == b"first" + bytes(sent - 5) + b"last"
+    assert bytes(received) == b"first" + bytes(sent - 5) + b"last"
     client.close()
-    assert not connection.write_at_once(b"to nobody")
+    assert not connection.write_at_once(b"too late")
     server.close()

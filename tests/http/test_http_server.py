@@ -1,4 +1,4 @@
-"""Where a server listens, who finds a place, and how it ends: `serve_http` on sockets, TLS, and in memory."""
+"""`serve_http` on sockets, with TLS, and in memory: addresses, the limit of connections, and the end of a server."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ from trio.testing import MockClock, wait_all_tasks_blocked
 from tests.core.test_h1_requests import SMUGGLED
 from tests.http.client import HttpClient, request
 from tests.http.served import MemoryListener, listening, served
-from tests.http.test_http_connection import answers, get, why
+from tests.http.test_http_connection import answers, get, refusal_message
 from tests.http.ws import HANDSHAKE
 from tests.peers.installed import needs, tool
 from tests.requirements import req
@@ -42,7 +42,7 @@ ECHO = {"name": "echo", "arguments": {"text": "hello"}}
 
 
 class EchoServer:
-    """A server, and what its handlers have gone through."""
+    """A server with the tools `echo` and `wait`; `log` has the steps of `wait`."""
 
     def __init__(self, **options: Any) -> None:
         self.server = Server("stage", **options)
@@ -79,15 +79,15 @@ async def start(nursery: trio.Nursery, server: Server, *args: Any, **options: An
     return address
 
 
-async def until(what: Callable[[], bool]) -> None:
-    """Wait for something that the system will tell the server, some time."""
+async def until(condition: Callable[[], bool]) -> None:
+    """Wait for a condition that depends on the system, so no event signals it."""
     with trio.fail_after(60):
-        while not what():  # noqa: ASYNC110
+        while not condition():  # noqa: ASYNC110
             await trio.sleep(0.001)
 
 
 def web_of(address: HttpAddress, connect: Callable[[], Awaitable[trio.abc.Stream]] | None = None) -> HttpClient:
-    """A client that goes where the address says, as any client would."""
+    """A client that connects to the URL of the address."""
     rest = address.url.partition("://")[2]
     host, _, path = rest.partition("/")
     name, _, port = host.rpartition(":")
@@ -98,11 +98,11 @@ def web_of(address: HttpAddress, connect: Callable[[], Awaitable[trio.abc.Stream
     return HttpClient(connect or open_tcp, path=f"/{path}", host=host)
 
 
-# Where it listens.
+# Addresses
 
 
 @req("http-06", "sse-02")
-async def test_a_server_tells_where_it_listens() -> None:
+async def test_a_server_reports_its_addresses() -> None:
     async with trio.open_nursery() as nursery:
         address = await start(nursery, EchoServer().server)
         port = address.listeners[0].socket.getsockname()[1]  # type: ignore[attr-defined]
@@ -128,7 +128,7 @@ async def test_a_server_tells_where_it_listens() -> None:
         ({"public_url": "http://example.com"}, "http://example.com/mcp", "ws://example.com/ws", None),
     ],
 )  # fmt: skip
-async def test_its_urls_are_those_of_its_paths(
+async def test_the_urls_of_an_address_have_the_paths_of_its_options(
     options: dict[str, Any], url: str, websocket: str | None, sse: str | None
 ) -> None:
     async with trio.open_nursery() as nursery:
@@ -155,7 +155,7 @@ async def test_a_name_with_several_addresses_has_one_port() -> None:
         nursery.cancel_scope.cancel()
 
 
-async def test_a_free_port_is_one_that_is_free_at_all_addresses(monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_a_free_port_is_free_at_all_addresses(monkeypatch: pytest.MonkeyPatch) -> None:
     bind, taken = socket.socket.bind, 2
     ports: list[int] = []
 
@@ -163,7 +163,7 @@ async def test_a_free_port_is_one_that_is_free_at_all_addresses(monkeypatch: pyt
         return [*socket.getaddrinfo("127.0.0.1", port, **options), *socket.getaddrinfo("127.0.0.2", port, **options)]
 
     def bind_to_a_free_port(self: socket.socket, address: tuple[str, int]) -> None:
-        """The port is taken at the second address, the first times."""
+        """Refuse the port at the second address the first `taken` times."""
         ports.append(address[1])
         if address[0] == "127.0.0.2" and ports.count(0) <= taken:
             raise OSError(errno.EADDRINUSE, os.strerror(errno.EADDRINUSE))
@@ -178,7 +178,7 @@ async def test_a_free_port_is_one_that_is_free_at_all_addresses(monkeypatch: pyt
         nursery.cancel_scope.cancel()
     assert [port == 0 for port in ports] == [True, False] * 3
     taken = 1000
-    assert "another program listens there" in await failure(host="two.addresses")
+    assert "another program listens there" in await start_failure(host="two.addresses")
 
 
 def has_ipv6() -> bool:
@@ -191,7 +191,7 @@ def has_ipv6() -> bool:
 
 
 @pytest.mark.skipif(not has_ipv6(), reason="this machine has no IPv6")
-async def test_an_ipv6_address_stands_in_brackets() -> None:
+async def test_a_url_has_an_ipv6_address_in_brackets() -> None:
     async with trio.open_nursery() as nursery:
         address = await start(nursery, EchoServer().server, "::1")
         assert address.url.startswith("http://[::1]:")
@@ -201,8 +201,8 @@ async def test_an_ipv6_address_stands_in_brackets() -> None:
         nursery.cancel_scope.cancel()
 
 
-async def failure(**how: Any) -> str:
-    """The words of the error with which a server refuses to start."""
+async def start_failure(**how: Any) -> str:
+    """The message of the error with which the server refuses to start."""
     with pytest.raises(UsageError) as caught, unwrapped(), trio.fail_after(60):
         async with trio.open_nursery() as nursery:
             await start(nursery, EchoServer().server, **how)
@@ -210,30 +210,30 @@ async def failure(**how: Any) -> str:
 
 
 @pytest.mark.parametrize("host", ["0.0.0.0", "::"])
-async def test_who_can_be_reached_from_elsewhere_must_say_under_which_name(host: str) -> None:
+async def test_a_server_on_a_public_address_needs_allowed_hosts(host: str) -> None:
     if host == "::" and not has_ipv6():
         pytest.skip("this machine has no IPv6")
-    words = await failure(host=host)
+    words = await start_failure(host=host)
     assert host in words
     assert "allowed_hosts" in words
     assert "public_url" in words
 
 
 async def test_a_public_address_is_refused_before_the_server_starts() -> None:
-    begun: list[str] = []
+    started: list[str] = []
 
     @contextlib.asynccontextmanager
     async def lifespan(server: Server) -> AsyncIterator[None]:
-        begun.append("lifespan")
+        started.append("lifespan")
         yield
 
     with pytest.raises(UsageError, match="allowed_hosts"), trio.fail_after(60):
         await serve_http(Server("a", lifespan=lifespan), "0.0.0.0", 0)
-    assert begun == []
+    assert started == []
 
 
 @pytest.mark.parametrize("option", [{"allowed_hosts": ["example.com"]}, {"public_url": "http://example.com"}])
-async def test_a_server_with_a_name_is_served_under_it_and_no_other(option: dict[str, Any]) -> None:
+async def test_a_server_on_a_public_address_accepts_only_its_name(option: dict[str, Any]) -> None:
     async with trio.open_nursery() as nursery:
         address = await start(nursery, EchoServer().server, "0.0.0.0", **option)
         port = address.listeners[0].socket.getsockname()[1]  # type: ignore[attr-defined]
@@ -245,17 +245,17 @@ async def test_a_server_with_a_name_is_served_under_it_and_no_other(option: dict
         nursery.cancel_scope.cancel()
 
 
-async def test_listeners_that_others_can_reach_need_a_name_too() -> None:
+async def test_listeners_on_a_public_address_need_allowed_hosts() -> None:
     (listener,) = await trio.open_tcp_listeners(0, host="0.0.0.0")
-    assert "allowed_hosts" in await failure(listeners=[listener])
+    assert "allowed_hosts" in await start_failure(listeners=[listener])
     with pytest.raises(trio.ClosedResourceError):
         await listener.accept()
 
 
-async def test_an_address_that_is_taken_is_said_to_be() -> None:
+async def test_an_address_in_use_is_an_error_with_advice() -> None:
     (listener,) = await trio.open_tcp_listeners(0, host="127.0.0.1")
     port = listener.socket.getsockname()[1]
-    words = await failure(port=port)
+    words = await start_failure(port=port)
     assert f"cannot listen at 127.0.0.1:{port}" in words
     assert "choose another port" in words
     await listener.aclose()
@@ -282,20 +282,20 @@ async def test_an_address_that_is_taken_is_said_to_be() -> None:
         ({"path": "mcp"}, "slash"),
     ],
 )
-async def test_what_cannot_be_served_is_refused_before_anybody_is_served(how: dict[str, Any], words: str) -> None:
-    assert words in await failure(**how)
+async def test_invalid_options_are_refused_at_the_start(how: dict[str, Any], words: str) -> None:
+    assert words in await start_failure(**how)
 
 
-async def test_an_option_that_does_not_exist_is_a_mistake() -> None:
+async def test_an_unknown_option_is_an_error() -> None:
     with pytest.raises(TypeError, match="allowed_hosts"), unwrapped():
         async with trio.open_nursery() as nursery:
             await start(nursery, EchoServer().server, allowed_host=["a"])
 
 
-# Unix sockets.
+# Unix sockets
 
 
-async def test_a_unix_socket_is_there_as_long_as_the_server(tmp_path: Path) -> None:
+async def test_a_unix_socket_is_removed_at_the_end(tmp_path: Path) -> None:
     path = tmp_path / "socket"
     async with trio.open_nursery() as nursery:
         address = await start(nursery, EchoServer().server, unix=path)
@@ -321,58 +321,58 @@ async def test_the_socket_of_a_dead_server_is_replaced(tmp_path: Path) -> None:
     assert not path.exists()
 
 
-async def test_the_socket_of_a_server_that_lives_is_left_alone(tmp_path: Path) -> None:
+async def test_the_socket_of_a_running_server_is_not_replaced(tmp_path: Path) -> None:
     path = tmp_path / "socket"
     with socket.socket(socket.AF_UNIX) as alive:
         alive.bind(str(path))
         alive.listen()
-        words = await failure(unix=path)
+        words = await start_failure(unix=path)
         assert "another program listens there" in words
         with socket.socket(socket.AF_UNIX) as client:
             client.connect(str(path))
     assert path.exists()
 
 
-async def test_the_socket_of_a_server_that_is_busy_is_left_alone(tmp_path: Path) -> None:
+async def test_the_socket_of_a_busy_server_is_not_replaced(tmp_path: Path) -> None:
     path = tmp_path / "socket"
     with socket.socket(socket.AF_UNIX) as busy, contextlib.ExitStack() as stack:
         busy.bind(str(path))
         busy.listen(0)
-        for _ in range(2):  # until nobody can connect any more
+        for _ in range(2):  # until no further client can connect
             client = stack.enter_context(socket.socket(socket.AF_UNIX))
             client.setblocking(False)
             with contextlib.suppress(BlockingIOError):
                 client.connect(str(path))
-        assert "another program listens there" in await failure(unix=path)
+        assert "another program listens there" in await start_failure(unix=path)
     assert path.exists()
 
 
-async def test_where_there_are_no_unix_sockets_that_is_said(monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_a_system_without_unix_sockets_is_an_error(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.delattr(socket, "AF_UNIX")
-    assert "this system has no Unix sockets" in await failure(unix="/tmp/x")
+    assert "this system has no Unix sockets" in await start_failure(unix="/tmp/x")
 
 
-async def test_a_file_that_is_no_socket_is_left_alone(tmp_path: Path) -> None:
+async def test_a_file_that_is_not_a_socket_is_not_replaced(tmp_path: Path) -> None:
     path = tmp_path / "file"
     path.write_text("precious")
-    assert "not a socket" in await failure(unix=path)
+    assert "not a socket" in await start_failure(unix=path)
     assert path.read_text() == "precious"
 
 
-async def test_a_socket_file_that_is_somebody_elses_by_now_is_left_alone(tmp_path: Path) -> None:
+async def test_a_file_that_replaced_the_socket_is_not_removed(tmp_path: Path) -> None:
     path = tmp_path / "socket"
     async with trio.open_nursery() as nursery:
         await start(nursery, EchoServer().server, unix=path)
         path.unlink()
-        path.write_text("somebody else's")
+        path.write_text("another file")
         nursery.cancel_scope.cancel()
     assert path.exists()
 
 
-# Listeners, and connections that are given.
+# Given listeners and connections
 
 
-async def test_any_listener_is_served_and_closed_at_the_end() -> None:
+async def test_given_listeners_are_served_and_closed_at_the_end() -> None:
     memory, (tcp,) = MemoryListener(), await trio.open_tcp_listeners(0, host="127.0.0.1")
     async with trio.open_nursery() as nursery:
         address = await start(nursery, EchoServer().server, listeners=[memory, tcp])
@@ -388,7 +388,7 @@ async def test_any_listener_is_served_and_closed_at_the_end() -> None:
             await listener.accept()
 
 
-async def test_a_server_whose_listeners_are_closed_goes_on_until_its_connections_have_ended() -> None:
+async def test_a_server_with_closed_listeners_runs_until_its_connections_end() -> None:
     (tcp,) = await trio.open_tcp_listeners(0, host="127.0.0.1")
     subject = EchoServer()
     with trio.fail_after(60):
@@ -401,7 +401,7 @@ async def test_a_server_whose_listeners_are_closed_goes_on_until_its_connections
             await web.aclose()
 
 
-async def test_one_stream_is_one_connection() -> None:
+async def test_serve_http_stream_serves_one_connection() -> None:
     ours, theirs = trio.testing.memory_stream_pair()
     with trio.fail_after(60):
         async with trio.open_nursery() as nursery:
@@ -417,15 +417,15 @@ async def test_one_stream_is_one_connection() -> None:
             await web.aclose()
 
 
-async def test_a_stream_is_closed_though_its_server_cannot_begin() -> None:
+async def test_a_stream_is_closed_if_its_server_cannot_start() -> None:
     ours, theirs = trio.testing.memory_stream_pair()
     with pytest.raises(UsageError):
         await serve_http_stream(EchoServer().server, theirs, keep_alive=0)
     assert await ours.receive_some() == b""
 
 
-class Full(MemoryListener):
-    """A listener to whose process no further file descriptor is given, for a while."""
+class ExhaustedListener(MemoryListener):
+    """A listener with `times` failures of `accept`, as in a process without free file descriptors."""
 
     def __init__(self, error: int, times: int) -> None:
         super().__init__()
@@ -440,10 +440,10 @@ class Full(MemoryListener):
 
 
 @pytest.mark.parametrize("error", [errno.EMFILE, errno.ENFILE, errno.ENOMEM, errno.ENOBUFS])
-async def test_a_server_without_file_descriptors_waits_for_some(
+async def test_a_server_without_file_descriptors_tries_again(
     error: int, autojump_clock: MockClock, caplog: pytest.LogCaptureFixture
 ) -> None:
-    listener = Full(error, 10)
+    listener = ExhaustedListener(error, 10)
     async with trio.open_nursery() as nursery:
         await start(nursery, EchoServer().server, listeners=[listener])
         web = HttpClient(listener.connect)
@@ -451,7 +451,7 @@ async def test_a_server_without_file_descriptors_waits_for_some(
         assert trio.current_time() == pytest.approx(1, abs=0.01)
         await web.aclose()
         nursery.cancel_scope.cancel()
-    (record,) = caplog.records  # not ten of them
+    (record,) = caplog.records  # one record for ten failures
     assert record.levelno == logging.WARNING
     assert os.strerror(error) in record.getMessage()
     assert record.exc_info is None
@@ -460,15 +460,15 @@ async def test_a_server_without_file_descriptors_waits_for_some(
 async def test_a_listener_that_is_broken_ends_the_server() -> None:
     with pytest.raises(OSError, match="Bad file descriptor"), unwrapped():
         async with trio.open_nursery() as nursery:
-            await start(nursery, EchoServer().server, listeners=[Full(errno.EBADF, 1)])
+            await start(nursery, EchoServer().server, listeners=[ExhaustedListener(errno.EBADF, 1)])
 
 
-# TLS.
+# TLS
 
 
 @pytest.fixture(scope="session")
 def contexts() -> tuple[ssl.SSLContext, ssl.SSLContext]:
-    """Those of a server on loopback and of a client that trusts it."""
+    """The contexts of a server on loopback and of a client that trusts it."""
     authority = trustme.CA()
     theirs = ssl.create_default_context(ssl.Purpose.CLIENT_AUTH)
     authority.issue_cert("localhost", "127.0.0.1").configure_cert(theirs)
@@ -480,7 +480,7 @@ def contexts() -> tuple[ssl.SSLContext, ssl.SSLContext]:
 Contexts = tuple[ssl.SSLContext, ssl.SSLContext]
 
 
-async def test_tls_is_spoken_from_the_first_byte(contexts: Contexts) -> None:
+async def test_a_server_with_an_ssl_context_serves_tls(contexts: Contexts) -> None:
     theirs, ours = contexts
     async with trio.open_nursery() as nursery:
         address = await start(nursery, EchoServer().server, ssl_context=theirs)
@@ -500,13 +500,13 @@ async def test_tls_is_spoken_from_the_first_byte(contexts: Contexts) -> None:
         session = await web.initialize("2025-11-25")
         async with web.stream(session=session) as stream:
             assert stream.status == 200
-        # A refusal reaches a client that is still sending, though TLS has no half that could be closed.
+        # A refusal reaches a client that is still sending, although TLS cannot close one half.
         assert (await web.send("POST", "/mcp", {"Content-Type": "text/plain"}, b"x" * 1_000_000)).status == 415
         await web.aclose()
         nursery.cancel_scope.cancel()
 
 
-async def test_who_does_not_speak_tls_costs_the_others_nothing(
+async def test_a_failed_tls_handshake_does_not_affect_other_clients(
     contexts: Contexts, caplog: pytest.LogCaptureFixture
 ) -> None:
     theirs, ours = contexts
@@ -532,7 +532,7 @@ async def test_who_does_not_speak_tls_costs_the_others_nothing(
     assert caplog.messages[0] == "127.0.0.1: the TLS handshake has failed: HTTP_REQUEST"
 
 
-async def test_a_handshake_has_the_time_of_a_head(contexts: Contexts, autojump_clock: MockClock) -> None:
+async def test_a_tls_handshake_has_the_deadline_of_a_head(contexts: Contexts, autojump_clock: MockClock) -> None:
     listener = MemoryListener()
     async with trio.open_nursery() as nursery:
         subject = EchoServer(limits=Limits(head_seconds=10))
@@ -544,19 +544,19 @@ async def test_a_handshake_has_the_time_of_a_head(contexts: Contexts, autojump_c
         nursery.cancel_scope.cancel()
 
 
-# Who finds a place.
+# The limit of connections
 
 
-async def test_beyond_its_limit_a_connection_is_told_that_there_is_no_place(autojump_clock: MockClock) -> None:
+async def test_a_connection_over_the_limit_gets_503(autojump_clock: MockClock) -> None:
     async with served(EchoServer(limits=Limits(connections=2)).server) as web:
         links = [await web.link() for _ in range(2)]
         for link in links:
-            await link.stream.send_all(b"GET")  # else one that idles makes room
+            await link.stream.send_all(b"GET")  # an idle connection would be closed to make room
         await wait_all_tasks_blocked()
         (refused,) = answers(await web.raw(get("/mcp")))
         assert (refused[0], refused[1]["connection"]) == (503, "close")
-        assert "2 connections are open" in why(refused)
-        assert "Limits.connections" in why(refused)
+        assert "2 connections are open" in refusal_message(refused)
+        assert "Limits.connections" in refusal_message(refused)
         assert json.loads(refused[2])["error"]["code"] == -32603
         assert int(refused[1]["retry-after"]) > 0
         await links[0].aclose()
@@ -564,7 +564,7 @@ async def test_beyond_its_limit_a_connection_is_told_that_there_is_no_place(auto
         assert text_of(await web.call("tools/call", ECHO)) == "hello"
 
 
-async def test_a_flood_of_connections_is_closed_without_a_word(autojump_clock: MockClock) -> None:
+async def test_a_flood_of_connections_is_closed_without_responses(autojump_clock: MockClock) -> None:
     async with served(EchoServer(limits=Limits(connections=2)).server) as web:
         links = [await web.link() for _ in range(2)]
         for link in links:
@@ -577,11 +577,11 @@ async def test_a_flood_of_connections_is_closed_without_a_word(autojump_clock: M
             with trio.move_on_after(0.001):
                 words[number] = b" 503 " in await link.stream.receive_some()
         assert words == {number: number < 102 for number in range(2, 300)}
-        # Those that were told have gone by now, so that the next can be.
+        # The refused connections are closed by now, so the next one gets a response again.
         assert b" 503 " in await web.raw(get("/mcp"))
 
 
-async def test_a_thousand_streams_are_open_at_once() -> None:
+async def test_a_thousand_streams_can_be_open_at_once() -> None:
     subject = EchoServer(limits=Limits(streams=10_000))
     async with listening(subject.server) as web:
         listen = {"notifications": {"toolsListChanged": True}}
@@ -600,19 +600,19 @@ async def test_a_thousand_streams_are_open_at_once() -> None:
         assert text_of(await web.call("tools/call", ECHO)) == "hello"
 
 
-# Requests.
+# Requests
 
 
 @pytest.mark.parametrize("data", SMUGGLED.values(), ids=SMUGGLED)
-async def test_what_may_be_understood_in_two_ways_is_refused_and_the_connection_closed(data: bytes) -> None:
-    # Else it would be refused for what it has no Content-Type.
+async def test_an_ambiguous_request_is_refused_and_closes_the_connection(data: bytes) -> None:
+    # Without a Content-Type the request would be refused for another reason.
     data = data.replace(b"Host: localhost\r\n", b"Host: localhost\r\nContent-Type: application/json\r\n", 1)
     subject = EchoServer()
     async with listening(subject.server) as web:
         with trio.fail_after(60):
             (answer,) = answers(await web.raw(data + get("/mcp")))
         assert (answer[0], answer[1]["connection"]) == (400, "close")
-        assert why(answer)
+        assert refusal_message(answer)
         assert text_of(await web.call("tools/call", ECHO)) == "hello"
 
 
@@ -623,12 +623,12 @@ async def test_a_refusal_reaches_a_client_that_is_still_sending() -> None:
             answer = await web.send("POST", "/mcp", {"Content-Type": "text/plain"}, b"x" * size)
             assert answer.status in (413, 415)
         headers = {"Content-Type": "application/json", "Transfer-Encoding": "chunked"}
-        for _ in range(20):  # a reset would come now and then
+        for _ in range(20):  # repeated, because a reset would occur only sometimes
             answer = await web.send("POST", "/mcp", headers, b"x" * 3_000_000)
             assert answer.status == 413
 
 
-async def test_a_client_that_resets_its_connection_is_just_gone(caplog: pytest.LogCaptureFixture) -> None:
+async def test_a_reset_connection_cancels_its_call_and_is_not_logged(caplog: pytest.LogCaptureFixture) -> None:
     subject = EchoServer()
     async with listening(subject.server) as web:
         link, _, _ = await web.begin(web.request("tools/call", {"name": "wait"}, progress=1))
@@ -642,7 +642,7 @@ async def test_a_client_that_resets_its_connection_is_just_gone(caplog: pytest.L
 
 
 @pytest.mark.parametrize("error", [errno.ETIMEDOUT, errno.EHOSTUNREACH, errno.ECONNRESET, errno.EBADF])
-async def test_a_client_that_is_out_of_reach_is_just_gone(
+async def test_an_unreachable_client_cancels_its_call_and_is_not_logged(
     error: int, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     def read(fd: int, most: int) -> bytes:
@@ -674,19 +674,19 @@ async def test_closing_the_stream_of_a_request_cancels_it(autojump_clock: MockCl
             assert subject.log == ["begun", "cancelled"]
 
 
-async def test_a_websocket_is_on_the_same_port() -> None:
+async def test_websockets_are_served_on_the_same_port() -> None:
     subject = EchoServer()
     async with listening(subject.server) as web:
         link = await web.link()
         head = "".join(f"{name}: {value}\r\n" for name, value in HANDSHAKE.items())
-        for target, status in (("/ws", b"101"), ("/mcp", b"400")):  # elsewhere it is just a GET
+        for target, status in (("/ws", b"101"), ("/mcp", b"400")):  # at another path it is a plain GET
             link = await web.link()
             await link.stream.send_all(f"GET {target} HTTP/1.1\r\n{head}\r\n".encode())
             assert (await link.stream.receive_some()).startswith(b"HTTP/1.1 " + status)
         assert subject.server.statistics().connections == 1
 
 
-async def test_a_tap_sees_everything_that_goes_over_the_wire() -> None:
+async def test_a_tap_of_serve_http_sees_the_bytes_of_both_directions() -> None:
     seen = {"in": bytearray(), "out": bytearray()}
     async with served(EchoServer().server, tap=lambda way, data: seen[way].extend(data)) as web:
         answer = await web.call("tools/call", ECHO)
@@ -694,7 +694,7 @@ async def test_a_tap_sees_everything_that_goes_over_the_wire() -> None:
         assert seen["in"].startswith(b"POST /mcp HTTP/1.1\r\n")
 
 
-async def test_what_a_tap_raises_ends_the_server_unchanged() -> None:
+async def test_an_exception_of_a_tap_ends_the_server_unchanged() -> None:
     class Mistake(Exception):
         pass
 
@@ -708,10 +708,10 @@ async def test_what_a_tap_raises_ends_the_server_unchanged() -> None:
         await serve_http(EchoServer().server, listeners=[listener], tap=tap)
 
 
-# The end.
+# The end of a server
 
 
-async def test_a_server_that_drains_finishes_what_runs_and_returns(autojump_clock: MockClock) -> None:
+async def test_a_draining_server_finishes_its_calls_and_returns(autojump_clock: MockClock) -> None:
     subject = EchoServer()
     listener = MemoryListener()
     async with trio.open_nursery() as nursery:
@@ -731,12 +731,14 @@ async def test_a_server_that_drains_finishes_what_runs_and_returns(autojump_cloc
         began = trio.current_time()
         async with subject.server.draining(30):
             await trio.sleep(10)
-            late = await HttpClient(listener.connect).call("server/discover")  # what runs may need its client
+            late = await HttpClient(listener.connect).call(
+                "server/discover"
+            )  # still accepted, because running calls may need their client
             assert (late.status, late.headers["Connection"]) == (503, "close")
             assert not ended.is_set()
             subject.go.set()
         assert await idle.stream.receive_some() == b""
-        with pytest.raises(OSError):  # nobody listens any more
+        with pytest.raises(OSError):  # the listener is closed
             await listener.connect()
         assert trio.current_time() - began == pytest.approx(10, abs=0.01)
         assert [each["result"]["content"][0]["text"] for each in await stream.rest()] == ["waited"]
@@ -748,7 +750,7 @@ async def test_a_server_that_drains_finishes_what_runs_and_returns(autojump_cloc
     assert subject.log == ["begun", "done"]
 
 
-async def test_what_does_not_end_in_time_is_cut_off(autojump_clock: MockClock) -> None:
+async def test_calls_over_the_time_of_a_drain_are_cancelled(autojump_clock: MockClock) -> None:
     subject = EchoServer()
     async with served(subject.server, ends=False) as web:
         stream = await web.open(web.request("tools/call", {"name": "wait"}, progress=1))
@@ -760,11 +762,11 @@ async def test_what_does_not_end_in_time_is_cut_off(autojump_clock: MockClock) -
     assert subject.log == ["begun", "cancelled"]
 
 
-async def test_a_server_that_begins_while_it_drains_serves_nobody(autojump_clock: MockClock) -> None:
+async def test_a_server_that_starts_during_a_drain_accepts_no_connection(autojump_clock: MockClock) -> None:
     subject = EchoServer()
     async with subject.server.running(), trio.open_nursery() as nursery, subject.server.draining(5):
         with trio.fail_after(1):
-            await wait_all_tasks_blocked()  # all that was there has been drained
+            await wait_all_tasks_blocked()  # the drain of the existing connections is complete
             listener = MemoryListener()
             nursery.start_soon(partial(serve_http, subject.server, listeners=[listener]))
             await wait_all_tasks_blocked()
@@ -772,7 +774,7 @@ async def test_a_server_that_begins_while_it_drains_serves_nobody(autojump_clock
                 await listener.connect()
 
 
-async def test_a_connection_that_begins_while_its_server_drains_is_closed(autojump_clock: MockClock) -> None:
+async def test_a_connection_that_starts_during_a_drain_is_closed(autojump_clock: MockClock) -> None:
     subject = EchoServer()
     async with subject.server.running(), subject.server.draining(5):
         await wait_all_tasks_blocked()
@@ -780,7 +782,7 @@ async def test_a_connection_that_begins_while_its_server_drains_is_closed(autoju
             await serve_http_stream(subject.server, one_byte_pipe()[1])
 
 
-async def test_a_server_that_nobody_uses_drains_at_once(autojump_clock: MockClock) -> None:
+async def test_an_unused_server_drains_at_once(autojump_clock: MockClock) -> None:
     subject = EchoServer()
     async with served(subject.server, ends=False):
         async with subject.server.draining(30):
@@ -788,7 +790,7 @@ async def test_a_server_that_nobody_uses_drains_at_once(autojump_clock: MockCloc
         assert trio.current_time() < 1
 
 
-async def test_a_server_ends_with_the_run_that_it_shares(autojump_clock: MockClock) -> None:
+async def test_a_server_ends_with_a_shared_run(autojump_clock: MockClock) -> None:
     subject = EchoServer()
     listeners = [MemoryListener(), MemoryListener()]
     async with trio.open_nursery() as nursery:
@@ -804,8 +806,8 @@ async def test_a_server_ends_with_the_run_that_it_shares(autojump_clock: MockClo
     assert subject.log == ["begun", "begun", "cancelled", "cancelled"]
 
 
-def unread() -> Pair:
-    """What the client says gets there at once, and of what it is told hardly a line before it reads."""
+def slow_reader_pipe() -> Pair:
+    """A connection without a limit to the server, and with room for 50 bytes to the client until the client reads."""
     there, back = _Pipe(math.inf), _Pipe(50)
     return PipeEnd(there, back), PipeEnd(back, there)
 
@@ -815,24 +817,24 @@ async def refused(web: HttpClient, subject: EchoServer) -> bytes:
 
 
 async def answered(web: HttpClient, subject: EchoServer) -> bytes:
-    return sent(web, "POST", request("tools/list"), LATEST)
+    return request_bytes(web, "POST", request("tools/list"), LATEST)
 
 
 async def answered_by_a_handler(web: HttpClient, subject: EchoServer) -> bytes:
-    return sent(web, "POST", request("tools/call", ECHO), LATEST)
+    return request_bytes(web, "POST", request("tools/call", ECHO), LATEST)
 
 
 async def resumed(web: HttpClient, subject: EchoServer) -> bytes:
-    """A request for the rest of a stream, of which all has been said."""
+    """A request that resumes a finished stream."""
     subject.go.set()
     session = await web.initialize(D)
     call = await web.open(request("tools/call", {"name": "wait"}, revision=D, progress=1), revision=D, session=session)
     seen = (await call.event()).id
     await call.rest()
-    return sent(web, "GET", None, D, {"Last-Event-ID": seen}, session)
+    return request_bytes(web, "GET", None, D, {"Last-Event-ID": seen}, session)
 
 
-def sent(
+def request_bytes(
     web: HttpClient,
     method: str,
     message: Any,
@@ -840,25 +842,25 @@ def sent(
     more: Mapping[str, Any] | None = None,
     session: str | None = None,
 ) -> bytes:
-    """A request as its client sends it."""
+    """The bytes of a request as its client sends it."""
     body = b"" if message is None else json.dumps(message).encode()
     fields = {**web.headers_for(message, revision, session), **(more or {}), "Content-Length": len(body)}
     return get("/mcp", *(f"{name}: {value}" for name, value in fields.items() if value), method=method) + body
 
 
-@pytest.mark.parametrize("asks", [refused, answered, answered_by_a_handler, resumed])
+@pytest.mark.parametrize("request_of", [refused, answered, answered_by_a_handler, resumed])
 @pytest.mark.parametrize("how", ["cancelled", "drained", "one stream"])
-async def test_a_client_that_reads_nothing_holds_up_the_end_for_a_moment(
-    asks: Callable[[HttpClient, EchoServer], Awaitable[bytes]], how: str, autojump_clock: MockClock
+async def test_a_client_that_does_not_read_delays_the_end_by_a_second(
+    request_of: Callable[[HttpClient, EchoServer], Awaitable[bytes]], how: str, autojump_clock: MockClock
 ) -> None:
-    subject, listener = EchoServer(), MemoryListener(unread)
+    subject, listener = EchoServer(), MemoryListener(slow_reader_pipe)
     async with trio.open_nursery() as nursery:
         await start(nursery, subject.server, listeners=[listener])
         web = HttpClient(listener.connect)
-        data = await asks(web, subject)
+        data = await request_of(web, subject)
         await web.aclose()
         ours: trio.abc.Stream
-        ours, theirs = unread()
+        ours, theirs = slow_reader_pipe()
         if how == "one stream":
             nursery.start_soon(serve_http_stream, subject.server, theirs)
         else:
@@ -871,12 +873,12 @@ async def test_a_client_that_reads_nothing_holds_up_the_end_for_a_moment(
                 pass
         else:
             nursery.cancel_scope.cancel()
-    # Draining waits a moment for what was not finished to be told, before it cuts off what is being written.
+    # A drain waits one second for the last messages, and then one second for writes in progress.
     assert trio.current_time() - began == (2 if how == "drained" else 1)
 
 
-async def test_what_is_read_in_that_moment_has_come_whole(autojump_clock: MockClock) -> None:
-    subject, listener = EchoServer(), MemoryListener(unread)
+async def test_a_response_read_within_that_second_is_complete(autojump_clock: MockClock) -> None:
+    subject, listener = EchoServer(), MemoryListener(slow_reader_pipe)
     async with trio.open_nursery() as nursery:
         await start(nursery, subject.server, listeners=[listener])
         client = await listener.connect()
@@ -892,11 +894,11 @@ async def test_what_is_read_in_that_moment_has_come_whole(autojump_clock: MockCl
     assert status == 404
 
 
-async def test_a_cancelled_server_leaves_nothing_behind(autojump_clock: MockClock) -> None:
+async def test_a_cancelled_server_leaves_no_task(autojump_clock: MockClock) -> None:
     for streams in (None, one_byte_pipe):
         subject = EchoServer()
         began = trio.current_time()
-        # `served` cancels it, and looks whether a task is left.
+        # `served` cancels the server, and checks that no task is left.
         async with served(subject.server, **({} if streams is None else {"streams": streams})) as web:
             await web.link()
             await web.open(web.request("tools/call", {"name": "wait"}, progress=1))
@@ -905,16 +907,16 @@ async def test_a_cancelled_server_leaves_nothing_behind(autojump_clock: MockCloc
         assert subject.log == ["begun", "cancelled"]
 
 
-# Awkward clients.
+# curl
 
 
-@pytest.mark.full  # curl is not everywhere
+@pytest.mark.full  # curl is not on all systems
 @pytest.mark.parametrize(
     ("options", "status"),
     [
         (["--http1.0"], 200),
         (["--http1.1"], 200),
-        (["--http2"], 200),  # asks for an upgrade to h2c, which is ignored
+        (["--http2"], 200),  # asks for an upgrade to h2c, which the server ignores
         (["-H", "Expect: 100-continue"], 200),
         (["-H", "Transfer-Encoding: chunked"], 200),
         (["-H", "Connection: close"], 200),
@@ -958,8 +960,8 @@ async def test_curl_gets_its_answer(options: list[str], status: int, tmp_path: P
         nursery.cancel_scope.cancel()
 
 
-@pytest.mark.full  # curl is not everywhere
-async def test_curl_reads_a_stream_as_it_comes(tmp_path: Path) -> None:
+@pytest.mark.full  # curl is not on all systems
+async def test_curl_reads_a_stream_incrementally(tmp_path: Path) -> None:
     program = needs("curl", lambda: tool("curl"))
     subject = EchoServer()
     message = tmp_path / "message"
@@ -978,21 +980,21 @@ async def test_curl_reads_a_stream_as_it_comes(tmp_path: Path) -> None:
                 stdout=subprocess.PIPE,
             )
         )  # fmt: skip
-        heard = bytearray()
+        received = bytearray()
         assert process.stdout is not None
-        while b"notifications/progress" not in heard:
-            heard += await process.stdout.receive_some()
+        while b"notifications/progress" not in received:
+            received += await process.stdout.receive_some()
         subject.go.set()
         while data := await process.stdout.receive_some():
-            heard += data
-        assert b'"text":"waited"' in heard
+            received += data
+        assert b'"text":"waited"' in received
         nursery.cancel_scope.cancel()
 
 
-# Cold start.
+# Startup
 
 
-def test_a_server_by_http_loads_wsproto_only_for_a_websocket() -> None:
+def test_an_http_server_loads_wsproto_only_for_a_websocket() -> None:
     code = (
         "import sys, trio_mcp.server.http.listener; print(sorted({'wsproto', 'asyncio', 'anyio'} & set(sys.modules)))"
     )
