@@ -14,13 +14,13 @@ from tests.http.scripted_server import D
 from trio_mcp import Accepted, Context
 from trio_mcp.core import META_CLIENT_CAPABILITIES, RELATED_TASK, TASKS_EXTENSION
 
-# The clock of the records is an inner part.
+# The test replaces the clock of the records, which is not public.
 from trio_mcp.stores import rows
 
 META = {META_CLIENT_CAPABILITIES: {"elicitation": {"form": {}}, "extensions": {TASKS_EXTENSION: {}}}}
 
 
-def working(store: Any) -> Any:
+def server_with_tasks(store: Any) -> Any:
     scripted = make_scripted(store)
 
     @scripted.server.tool(task="optional")
@@ -37,11 +37,11 @@ def working(store: Any) -> Any:
 
 
 @pytest.fixture
-def crew_of(monkeypatch: pytest.MonkeyPatch) -> Any:
+def replica_group(monkeypatch: pytest.MonkeyPatch) -> Any:
     monkeypatch.setattr(rows, "wall", trio.current_time)
 
     def make(**options: Any) -> Any:
-        return replicas(working, monkeypatch=monkeypatch, **options)
+        return replicas(server_with_tasks, monkeypatch=monkeypatch, **options)
 
     return make
 
@@ -52,8 +52,10 @@ async def ask(group: ReplicaGroup, number: int, method: str, params: Any) -> Any
     return (await web.call(method, params, meta=META)).result
 
 
-async def test_a_listener_elsewhere_hears_of_a_task(autojump_clock: MockClock, crew_of: Any) -> None:
-    async with crew_of() as group:
+async def test_a_listener_at_another_replica_gets_the_states_of_a_task(
+    autojump_clock: MockClock, replica_group: Any
+) -> None:
+    async with replica_group() as group:
         task = (await ask(group, 0, "tools/call", {"name": "job"}))["taskId"]
         listen = request("subscriptions/listen", {"notifications": {"taskIds": [task]}}, meta=META)
         group.webs[1].check = False
@@ -69,8 +71,8 @@ async def test_a_listener_elsewhere_hears_of_a_task(autojump_clock: MockClock, c
         assert (await ask(group, 1, "tasks/get", {"taskId": task}))["result"]["content"][0]["text"] == "yes"
 
 
-async def test_a_task_is_cancelled_where_it_does_not_run(autojump_clock: MockClock, crew_of: Any) -> None:
-    async with crew_of() as group:
+async def test_a_task_can_be_cancelled_at_another_replica(autojump_clock: MockClock, replica_group: Any) -> None:
+    async with replica_group() as group:
         task = (await ask(group, 0, "tools/call", {"name": "long"}))["taskId"]
         await ask(group, 1, "tasks/cancel", {"taskId": task})
         await trio.sleep(1)
@@ -78,8 +80,10 @@ async def test_a_task_is_cancelled_where_it_does_not_run(autojump_clock: MockClo
         assert (await ask(group, 2, "tasks/get", {"taskId": task}))["status"] == "cancelled"
 
 
-async def test_the_result_of_a_task_is_asked_for_in_another_replica(autojump_clock: MockClock, crew_of: Any) -> None:
-    async with crew_of() as group:
+async def test_the_result_of_a_task_is_available_at_another_replica(
+    autojump_clock: MockClock, replica_group: Any
+) -> None:
+    async with replica_group() as group:
         for web in group.webs:
             web.check = False
         session = await group.webs[0].initialize(D)

@@ -1,4 +1,4 @@
-"""Replicas: what happens in one process of a server, and is seen in the others."""
+"""Replicas: events in one process of a server, and their effects in the others."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ LISTEN = "subscriptions/listen"
 LISTS = {"toolsListChanged": True, "resourceSubscriptions": ["r://1"]}
 
 
-# Changes.
+# Changes
 
 
 @pytest.mark.parametrize("revision", [B, C, D])
@@ -54,7 +54,7 @@ async def test_a_change_reaches_the_listeners_of_all_replicas_once(
                 raise AssertionError(await stream.message())
 
 
-async def test_after_lost_messages_every_change_is_told(
+async def test_after_lost_messages_all_changes_are_reported(
     autojump_clock: MockClock, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     async with replicas(monkeypatch=monkeypatch) as group:
@@ -64,7 +64,9 @@ async def test_after_lost_messages_every_change_is_told(
         assert {(await stream.message())["method"] for _ in range(2)} == {TOOLS, UPDATED}
 
 
-async def test_many_changes_are_told_as_a_gap(autojump_clock: MockClock, monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_too_many_changes_are_reported_as_a_gap(
+    autojump_clock: MockClock, monkeypatch: pytest.MonkeyPatch
+) -> None:
     async with replicas(monkeypatch=monkeypatch) as group:
         stream = await group.webs[0].open(request(LISTEN, {"notifications": LISTS}))
         await stream.message()
@@ -92,7 +94,7 @@ async def test_changes_wait_for_the_store(autojump_clock: MockClock, monkeypatch
 async def test_a_replica_knows_the_changes_of_the_last_seconds(
     autojump_clock: MockClock, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """For a session that is handed over to it."""
+    """It needs them for a session that is handed over to it."""
 
     async def fail(*args: Any, **options: Any) -> Any:
         raise StoreFailed("the store is away")
@@ -107,7 +109,11 @@ async def test_a_replica_knows_the_changes_of_the_last_seconds(
         await trio.sleep(1)
         start = trio.current_time()
         group.servers[0].server.notify_resource_updated("r://1")
-        assert [uris(number, start) for number in range(3)] == [{"r://1"}, set(), set()]  # not told of yet
+        assert [uris(number, start) for number in range(3)] == [
+            {"r://1"},
+            set(),
+            set(),
+        ]  # the others do not know of it yet
         await trio.sleep(1)
         later = trio.current_time()
         assert [uris(number, start) for number in range(3)] == [{"r://1"}] * 3
@@ -120,7 +126,7 @@ async def test_a_replica_knows_the_changes_of_the_last_seconds(
         for number in (7, 8, 9):
             group.servers[0].server.notify_resource_updated(f"r://{number}")
         await trio.sleep(1)
-        assert [uris(number, start) for number in range(3)] == [None] * 3  # some are forgotten
+        assert [uris(number, start) for number in range(3)] == [None] * 3  # some changes are forgotten by now
         assert uris(2, trio.current_time() - 2) == {"r://7", "r://8", "r://9"}
         now = trio.current_time()
         for number in range(1500):
@@ -129,69 +135,69 @@ async def test_a_replica_knows_the_changes_of_the_last_seconds(
         assert [uris(number, now) for number in range(3)] == [None] * 3
 
 
-async def test_after_the_death_of_a_replica_every_change_is_told(
+async def test_after_the_crash_of_a_replica_all_changes_are_reported(
     autojump_clock: MockClock, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """It may have died before its last changes were told."""
+    """It may have crashed before it reported its last changes."""
     async with replicas(monkeypatch=monkeypatch) as group:
         streams = [await web.open(request(LISTEN, {"notifications": LISTS})) for web in group.webs]
         for stream in streams:
             await stream.message()
         living = next(row for row in group.store._rows.values() if row.kind.startswith("replica "))
-        await group.store.add(attrs.evolve(living, key="dead", holder="dead"))  # which has no lease
+        await group.store.add(attrs.evolve(living, key="dead", holder="dead"))  # a replica without a lease
         for stream in streams:
             assert {(await stream.message())["method"] for _ in range(2)} == {TOOLS, UPDATED}
 
 
-# Keys.
+# Keys
 
 
-async def joins(store: Any, keys: Any) -> None:
-    """Be a replica with these keys until cancelled."""
+async def run_replica(store: Any, keys: Any) -> None:
+    """Run a replica with these keys until it is cancelled."""
     async with replicas(
         lambda _: Server("s", store=store, state_keys=keys), number=1, monkeypatch=pytest.MonkeyPatch()
     ):
         await trio.sleep_forever()
 
 
-OLD, NEW, OTHER = (bytes([number]) * 32 for number in range(3))
+OLD_KEY, NEW_KEY, OTHER_KEY = (bytes([number]) * 32 for number in range(3))
 
 
 @pytest.mark.parametrize(
     ("first", "second", "fits"),
     [
-        ([OLD], [OLD], True),
-        ([OLD], [OLD, NEW], True),
-        ([OLD, NEW], [NEW, OLD], True),
-        ([NEW, OLD], [NEW], True),
-        ([OLD], [NEW], False),
-        ([OLD], [NEW, OLD], False),
-        ([OLD], None, False),
+        ([OLD_KEY], [OLD_KEY], True),
+        ([OLD_KEY], [OLD_KEY, NEW_KEY], True),
+        ([OLD_KEY, NEW_KEY], [NEW_KEY, OLD_KEY], True),
+        ([NEW_KEY, OLD_KEY], [NEW_KEY], True),
+        ([OLD_KEY], [NEW_KEY], False),
+        ([OLD_KEY], [NEW_KEY, OLD_KEY], False),
+        ([OLD_KEY], None, False),
         (None, None, False),
     ],
 )
-async def test_replicas_have_keys_that_open_the_states_of_each_other(
+async def test_replicas_must_have_keys_for_the_states_of_each_other(
     first: Any, second: Any, fits: bool, autojump_clock: MockClock
 ) -> None:
     store = MemoryStore()
     async with trio.open_nursery() as nursery:
-        nursery.start_soon(joins, store, first)
+        nursery.start_soon(run_replica, store, first)
         await wait_all_tasks_blocked()
         with trio.move_on_after(60) as scope:
             try:
-                await joins(store, second)
+                await run_replica(store, second)
             except* CannotServe as errors:
                 assert not fits
                 (error,) = errors.exceptions
                 while isinstance(error, BaseExceptionGroup):
                     (error,) = error.exceptions
                 assert all(words in str(error) for words in ("TRIO_MCP_STATE_KEYS", "state_keys"))
-                assert OLD.hex() not in str(error)
+                assert OLD_KEY.hex() not in str(error)
         assert scope.cancelled_caught is fits
         nursery.cancel_scope.cancel()
 
 
-async def test_a_replica_with_other_keys_may_have_died(
+async def test_a_crashed_replica_with_other_keys_is_ignored(
     autojump_clock: MockClock, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     store = MemoryStore()
@@ -206,21 +212,21 @@ async def test_a_replica_with_other_keys_may_have_died(
 
 
 def test_keys_come_from_the_environment(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("TRIO_MCP_STATE_KEYS", f"{OLD.hex()}, {NEW.hex()}")
-    assert Server("s")._state_keys == [OLD, NEW]
-    assert Server("s", state_keys=[OTHER])._state_keys == [OTHER]
-    for wrong in ("", "secret", OLD.hex()[:-1]):
+    monkeypatch.setenv("TRIO_MCP_STATE_KEYS", f"{OLD_KEY.hex()}, {NEW_KEY.hex()}")
+    assert Server("s")._state_keys == [OLD_KEY, NEW_KEY]
+    assert Server("s", state_keys=[OTHER_KEY])._state_keys == [OTHER_KEY]
+    for wrong in ("", "secret", OLD_KEY.hex()[:-1]):
         monkeypatch.setenv("TRIO_MCP_STATE_KEYS", wrong)
         with pytest.raises(UsageError) as caught:
             Server("s")
         assert "secret" not in str(caught.value)
 
 
-# Parked calls: {the holder lives, is gone} x {what arrives elsewhere}.
+# Parked calls: the holder is alive or not, and each kind of message arrives at another replica
 
 
-async def asked(web: HttpClient, *steps: str, name: str = "play") -> tuple[Any, Any]:
-    """The params of a call, and the result with its question."""
+async def call_with_question(web: HttpClient, *steps: str, name: str = "play") -> tuple[Any, Any]:
+    """Make a call that asks a question; return its params, and the result with the question."""
     params = {**play_params(*steps), "name": name}
     result = (await web.call("tools/call", params)).result
     assert result["resultType"] == "input_required"
@@ -236,7 +242,7 @@ async def test_an_answer_reaches_the_handler_through_another_replica(
     autojump_clock: MockClock, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     async with replicas(monkeypatch=monkeypatch) as group:
-        params, result = await asked(group.webs[0], "ask", "progress", "say hello")
+        params, result = await call_with_question(group.webs[0], "ask", "progress", "say hello")
         stream = await group.webs[1].open(request("tools/call", retry(params, result), progress="t"))
         assert [each.get("method") for each in await stream.rest()] == ["notifications/progress", None]
         assert text_of(stream.seen[-1]) == "hello"
@@ -249,14 +255,14 @@ async def test_credentials_are_not_written_into_the_store(
 ) -> None:
     written: list[bytes] = []
     async with replicas(monkeypatch=monkeypatch) as group:
-        params, result = await asked(group.webs[0], "ask")
+        params, result = await call_with_question(group.webs[0], "ask")
         append = group.store.append
 
-        async def note(stream: str, body: bytes, **options: Any) -> Any:
+        async def record(stream: str, body: bytes, **options: Any) -> Any:
             written.append(body)
             return await append(stream, body, **options)
 
-        monkeypatch.setattr(group.store, "append", note)
+        monkeypatch.setattr(group.store, "append", record)
         headers = {"Authorization": "Bearer hush", "Cookie": "a=hush", "X-Api-Key": "hush", "X-Region": "north"}
         answer = await group.webs[1].call("tools/call", retry(params, result), headers=headers)
         assert answer.result["content"]
@@ -264,9 +270,9 @@ async def test_credentials_are_not_written_into_the_store(
     assert not any(b"hush" in body for body in written)
 
 
-async def test_each_round_may_go_to_another_replica(autojump_clock: MockClock, monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_each_round_can_go_to_another_replica(autojump_clock: MockClock, monkeypatch: pytest.MonkeyPatch) -> None:
     async with replicas(monkeypatch=monkeypatch) as group:
-        params, result = await asked(group.web, "ask", "ask", "ask")
+        params, result = await call_with_question(group.web, "ask", "ask", "ask")
         for round in range(3):
             answers = {key: {"action": "accept", "content": {"size": round}} for key in result["inputRequests"]}
             again = {**params, "requestState": result["requestState"], "inputResponses": answers}
@@ -277,7 +283,7 @@ async def test_each_round_may_go_to_another_replica(autojump_clock: MockClock, m
 
 async def test_a_refused_retry_changes_nothing(autojump_clock: MockClock, monkeypatch: pytest.MonkeyPatch) -> None:
     async with replicas(monkeypatch=monkeypatch) as group:
-        params, result = await asked(group.webs[0], "ask")
+        params, result = await call_with_question(group.webs[0], "ask")
         refused = await group.webs[1].call("tools/call", retry(params, result, size="large"))
         assert refused.code == -32602
         assert (await group.webs[2].call("tools/call", retry(params, result))).result["content"]
@@ -285,18 +291,18 @@ async def test_a_refused_retry_changes_nothing(autojump_clock: MockClock, monkey
 
 async def test_a_state_is_used_once_in_all_replicas(autojump_clock: MockClock, monkeypatch: pytest.MonkeyPatch) -> None:
     async with replicas(monkeypatch=monkeypatch) as group:
-        params, result = await asked(group.webs[0], "ask")
+        params, result = await call_with_question(group.webs[0], "ask")
         assert (await group.webs[1].call("tools/call", retry(params, result))).result["content"]
         for web in group.webs:
             again = await web.call("tools/call", retry(params, result))
             assert "has been used" in again.message["error"]["message"]
 
 
-async def test_who_closes_the_response_cancels_the_handler_elsewhere(
+async def test_closing_the_response_cancels_the_handler_at_another_replica(
     autojump_clock: MockClock, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     async with replicas(monkeypatch=monkeypatch) as group:
-        params, result = await asked(group.webs[0], "ask", "progress", "wait x")
+        params, result = await call_with_question(group.webs[0], "ask", "progress", "wait x")
         stream = await group.webs[1].open(request("tools/call", retry(params, result), progress="t"))
         await stream.message()
         await stream.aclose()
@@ -312,14 +318,14 @@ def replaying(store: Any) -> ScriptedServer:
 
 @pytest.mark.parametrize("name", ["play", "replayed"])
 @pytest.mark.parametrize("waits", [0, 60])
-async def test_a_holder_that_has_gone(
+async def test_a_retry_after_the_crash_of_the_holder(
     name: str, waits: float, autojump_clock: MockClock, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     async def authenticate(request: Any) -> str:
         return "ann"
 
     async with replicas(replaying, monkeypatch=monkeypatch, authenticate=authenticate) as group:
-        params, result = await asked(group.webs[0], "ask", "say again", name=name)
+        params, result = await call_with_question(group.webs[0], "ask", "say again", name=name)
         await group.crash(0)
         await trio.sleep(waits)
         answer = await group.webs[1].call("tools/call", retry(params, result))
@@ -335,51 +341,53 @@ async def test_a_holder_that_has_gone(
             assert "has ended: send the request again" in answer.message["error"]["message"]
 
 
-async def test_a_holder_that_was_suspended_continues_nothing_that_another_has_taken(
+async def test_a_suspended_holder_does_not_continue_a_call_taken_by_another(
     autojump_clock: MockClock, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     async with replicas(replaying, monkeypatch=monkeypatch) as group:
-        params, result = await asked(group.webs[0], "ask", "say again", name="replayed")
+        params, result = await call_with_question(group.webs[0], "ask", "say again", name="replayed")
         (row,) = [
             row
             for row in group.store._rows.values()
             if row.key == next(iter(group.servers[0].server._runs)).replica.name
         ]
-        await group.store.delete(row.kind, row.key)  # the others take it for dead
+        await group.store.delete(row.kind, row.key)  # so the others treat the replica as dead
         assert (await group.webs[1].call("tools/call", retry(params, result))).result["content"]
         again = await group.webs[0].call("tools/call", retry(params, result))
         assert "has been used" in again.message["error"]["message"]
         assert (group.servers[0].ended, group.servers[1].ended) == ([], [""])
 
 
-async def test_a_holder_that_dies_while_it_answers(autojump_clock: MockClock, monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_a_holder_that_crashes_while_it_answers_gives_an_error(
+    autojump_clock: MockClock, monkeypatch: pytest.MonkeyPatch
+) -> None:
     async with replicas(monkeypatch=monkeypatch) as group:
-        params, result = await asked(group.webs[0], "ask", "progress", "wait x")
+        params, result = await call_with_question(group.webs[0], "ask", "progress", "wait x")
         stream = await group.webs[1].open(request("tools/call", retry(params, result), progress="t"))
         await stream.message()
         await group.crash(0)
         assert "has ended" in (await stream.response())["error"]["message"]
 
 
-async def test_a_call_that_runs_long_elsewhere_is_answered(
+async def test_a_long_call_at_another_replica_is_answered(
     autojump_clock: MockClock, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     def make(store: Any) -> ScriptedServer:
         return ScriptedServer(store=store, state_keys=KEYS, limits=Limits(parked_seconds=1))
 
     async with replicas(make, monkeypatch=monkeypatch) as group:
-        params, result = await asked(group.webs[0], "ask", "progress", "sleep 200", "say late")
+        params, result = await call_with_question(group.webs[0], "ask", "progress", "sleep 200", "say late")
         with trio.fail_after(250):
             stream = await group.webs[1].open(request("tools/call", retry(params, result), progress="t"))
             assert text_of(await stream.response()) == "late"
 
 
-async def test_a_holder_that_leaves_writes_its_answers_first(
+async def test_a_holder_that_shuts_down_writes_its_answers_first(
     autojump_clock: MockClock, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     answers: list[str] = []
     async with replicas(monkeypatch=monkeypatch) as group, trio.open_nursery() as nursery:
-        params, result = await asked(group.webs[0], "ask", "say hello")
+        params, result = await call_with_question(group.webs[0], "ask", "say hello")
         append = group.store.append
 
         async def slowly(stream: str, body: bytes, **options: Any) -> Any:
@@ -405,7 +413,7 @@ async def test_the_cancellation_of_a_long_call_reaches_it(
         return ScriptedServer(store=store, state_keys=KEYS, limits=Limits(parked_seconds=1))
 
     async with replicas(make, monkeypatch=monkeypatch) as group:
-        params, result = await asked(group.webs[0], "ask", "progress", "wait x")
+        params, result = await call_with_question(group.webs[0], "ask", "progress", "wait x")
         stream = await group.webs[1].open(request("tools/call", retry(params, result), progress="t"))
         await stream.message()
         await trio.sleep(200)
@@ -414,11 +422,11 @@ async def test_the_cancellation_of_a_long_call_reaches_it(
         assert group.servers[0].cancelled == [""]
 
 
-async def test_a_retry_that_was_served_before_is_left_alone(
+async def test_a_retry_that_was_already_served_is_ignored(
     autojump_clock: MockClock, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     async with replicas(monkeypatch=monkeypatch) as group:
-        params, result = await asked(group.webs[0], "ask")
+        params, result = await call_with_question(group.webs[0], "ask")
         (run,) = group.servers[0].server._runs
         await group.store.append("retry stage old there", b"taken", owner="", expires=1000.0, max_bytes=1000)
         await run.replica.send(run.replica.name, "retry", id="old")
@@ -430,7 +438,7 @@ async def test_an_answer_without_room_in_the_store_is_an_error(
     autojump_clock: MockClock, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     async with replicas(monkeypatch=monkeypatch) as group:
-        params, result = await asked(group.webs[0], "ask", "say large")
+        params, result = await call_with_question(group.webs[0], "ask", "say large")
         append = group.store.append
 
         async def refuse(stream: str, body: bytes, **options: Any) -> Any:
@@ -444,11 +452,11 @@ async def test_an_answer_without_room_in_the_store_is_an_error(
         assert "does not answer" in answer.message["error"]["message"]
 
 
-async def test_a_state_that_was_spent_without_an_answer_of_the_store_is_not_lost(
+async def test_a_state_is_not_lost_if_the_store_does_not_confirm_its_use(
     autojump_clock: MockClock, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     async with replicas(replaying, monkeypatch=monkeypatch) as group:
-        params, result = await asked(group.webs[0], "ask", name="replayed")
+        params, result = await call_with_question(group.webs[0], "ask", name="replayed")
         add = group.store.add
 
         async def silent(*args: Any, **options: Any) -> bool:
@@ -463,7 +471,7 @@ async def test_a_state_that_was_spent_without_an_answer_of_the_store_is_not_lost
         assert [name for scripted in group.servers for name in scripted.began] == [""]
 
 
-async def test_a_call_that_finds_no_place_to_wait_again_is_cancelled(
+async def test_a_call_without_a_place_to_wait_again_is_cancelled(
     autojump_clock: MockClock, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     def make(store: Any) -> ScriptedServer:
@@ -472,10 +480,10 @@ async def test_a_call_that_finds_no_place_to_wait_again_is_cancelled(
         return scripted
 
     async with replicas(make, monkeypatch=monkeypatch) as group:
-        params, result = await asked(group.webs[0], "ask", name="replayed")
+        params, result = await call_with_question(group.webs[0], "ask", name="replayed")
 
         async def slow(*args: Any, **options: Any) -> bool:
-            await asked(group.webs[0], "ask", name="replayed")  # takes the place
+            await call_with_question(group.webs[0], "ask", name="replayed")  # takes the only place for a parked call
             raise StoreFailed("away")
 
         monkeypatch.setattr(group.store, "add", slow)
@@ -494,7 +502,7 @@ async def test_a_replica_outlives_a_store_without_room(
         (run,) = group.servers[0].server._runs
         with monkeypatch.context() as patch:
             patch.setattr(group.store, "add", full)
-            await group.store.delete(run.replica._kind, run.replica.name)  # it was taken for dead
+            await group.store.delete(run.replica._kind, run.replica.name)  # the others treat it as dead
             await trio.sleep(60)
             assert not await run.replica.alive(run.replica.name)
         await trio.sleep(10)
@@ -503,7 +511,7 @@ async def test_a_replica_outlives_a_store_without_room(
 
 
 @pytest.mark.full
-async def test_a_replica_is_alive_all_the_time(autojump_clock: MockClock, monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_a_replica_renews_its_lease_for_hours(autojump_clock: MockClock, monkeypatch: pytest.MonkeyPatch) -> None:
     async with replicas(monkeypatch=monkeypatch, number=1) as group:
         (run,) = group.servers[0].server._runs
         (row,) = [row for row in group.store._rows.values() if row.key == run.replica.name]
@@ -512,11 +520,11 @@ async def test_a_replica_is_alive_all_the_time(autojump_clock: MockClock, monkey
         assert (now.created, now.expires > row.expires) == (row.created, True)
 
 
-async def test_a_store_that_fails_costs_an_error_and_no_call(
+async def test_a_failing_store_gives_errors_and_ends_no_call(
     autojump_clock: MockClock, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     async with replicas(replaying, monkeypatch=monkeypatch) as group:
-        params, result = await asked(group.webs[0], "ask", name="replayed")
+        params, result = await call_with_question(group.webs[0], "ask", name="replayed")
 
         async def hang(*args: Any) -> None:
             await trio.sleep(1000)
@@ -529,7 +537,9 @@ async def test_a_store_that_fails_costs_an_error_and_no_call(
             refused = await web.call("tools/call", retry(params, result))
             assert "the store of the replicas does not work" in refused.message["error"]["message"]
             assert trio.current_time() - start < 2
-        assert (await group.webs[2].call("tools/call", play_params("say plain"))).result["content"]  # needs no store
+        assert (await group.webs[2].call("tools/call", play_params("say plain"))).result[
+            "content"
+        ]  # this call needs no store
         monkeypatch.setattr(group.store, "add", add)
         monkeypatch.setattr(group.store, "get", get)
         assert (await group.webs[1].call("tools/call", retry(params, result))).result["content"]

@@ -31,21 +31,21 @@ from tests.http.scripted_server import (
 from tests.http.served import MemoryListener
 from trio_mcp.core import INTERNAL_ERROR, INVALID_PARAMS, Limits, Notification, encode
 from trio_mcp.server.http import serve_http, serve_http_stream
-from trio_mcp.server.http.shared_row import key_of  # rows and streams are found by it
+from trio_mcp.server.http.shared_row import key_of  # the key of rows and streams
 from trio_mcp.stores import MemoryStore, StoreFailed, StoreFull
-from trio_mcp.stores import rows as clock  # its clock is that of the test
+from trio_mcp.stores import rows as clock  # the test replaces its clock
 
 ANSWER = {"action": "accept", "content": {"size": 3}}
-asking = pytest.mark.parametrize("revision", [C, D])
+revisions_with_elicitation = pytest.mark.parametrize("revision", [C, D])
 
 
 @pytest.fixture
-def crew_of(monkeypatch: pytest.MonkeyPatch) -> Any:
+def replica_group(monkeypatch: pytest.MonkeyPatch) -> Any:
     return lambda **options: replicas(monkeypatch=monkeypatch, **options)
 
 
 async def session_in(group: ReplicaGroup, revision: str = D, **how: Any) -> str:
-    """A session of the first replica, which all clients here know."""
+    """Open a session at the first replica, and make it known to all clients of the group."""
     session = await group.webs[0].initialize(revision, **how)
     for web in (*group.webs[1:], group.web):
         web._revisions[session] = revision
@@ -56,13 +56,15 @@ async def fail(*args: Any, **options: Any) -> Any:
     raise StoreFailed("the store is away")
 
 
-async def lose(*args: Any, **options: Any) -> Any:
+async def discard(*args: Any, **options: Any) -> Any:
     await trio.lowlevel.checkpoint()
 
 
 @session_revisions
-async def test_every_request_may_go_to_another_replica(revision: str, autojump_clock: MockClock, crew_of: Any) -> None:
-    async with crew_of() as group:
+async def test_each_request_can_go_to_another_replica(
+    revision: str, autojump_clock: MockClock, replica_group: Any
+) -> None:
+    async with replica_group() as group:
         session = await group.web.initialize(revision)
         for number in range(6):
             answer = await group.web.call("tools/call", play_params(f"say {number}"), session=session)
@@ -75,18 +77,18 @@ async def test_every_request_may_go_to_another_replica(revision: str, autojump_c
             assert (await web.post(request("ping", revision=revision), session=session)).status == 404
 
 
-async def test_a_session_of_no_replica_is_unknown(autojump_clock: MockClock, crew_of: Any) -> None:
-    async with crew_of() as group:
+async def test_a_session_of_no_replica_is_unknown(autojump_clock: MockClock, replica_group: Any) -> None:
+    async with replica_group() as group:
         answer = await group.web.post(request("ping", revision=D), session="unknown", revision=D)
         assert answer.status == 404
 
 
-@asking
+@revisions_with_elicitation
 @pytest.mark.parametrize("at", [0, 1])
 async def test_an_answer_reaches_the_replica_that_asked(
-    revision: str, at: int, autojump_clock: MockClock, crew_of: Any
+    revision: str, at: int, autojump_clock: MockClock, replica_group: Any
 ) -> None:
-    async with crew_of() as group:
+    async with replica_group() as group:
         session = await session_in(group, revision)
         for _ in range(2):
             stream = await group.webs[at].open(play_call("ask", revision=revision), session=session)
@@ -97,8 +99,8 @@ async def test_an_answer_reaches_the_replica_that_asked(
         assert [str(answer) for answer in group.servers[at].answers] == ["Accepted(value=Size(size=3))"] * 2
 
 
-async def test_questions_of_two_replicas_have_different_ids(autojump_clock: MockClock, crew_of: Any) -> None:
-    async with crew_of() as group:
+async def test_questions_of_two_replicas_have_different_ids(autojump_clock: MockClock, replica_group: Any) -> None:
+    async with replica_group() as group:
         session = await session_in(group)
         streams = [
             await web.open(play_call("ask", id=number), session=session) for number, web in enumerate(group.webs)
@@ -111,19 +113,19 @@ async def test_questions_of_two_replicas_have_different_ids(autojump_clock: Mock
             assert text_of(await stream.response()) == "done"
 
 
-async def test_a_garbled_answer_reaches_the_replica_that_asked(autojump_clock: MockClock, crew_of: Any) -> None:
-    async with crew_of() as group:
+async def test_a_malformed_answer_reaches_the_replica_that_asked(autojump_clock: MockClock, replica_group: Any) -> None:
+    async with replica_group() as group:
         session = await session_in(group)
         stream = await group.webs[1].open(play_call("ask"), session=session)
         question = await stream.message()
-        garbled = {"jsonrpc": "2.0", "id": question["id"], "result": 7}
-        assert (await group.webs[0].post(garbled, session=session)).status == 400
+        malformed = {"jsonrpc": "2.0", "id": question["id"], "result": 7}
+        assert (await group.webs[0].post(malformed, session=session)).status == 400
         assert (await stream.response())["result"]["isError"] is True
 
 
 @session_revisions
-async def test_a_cancellation_reaches_the_call(revision: str, autojump_clock: MockClock, crew_of: Any) -> None:
-    async with crew_of() as group:
+async def test_a_cancellation_reaches_the_call(revision: str, autojump_clock: MockClock, replica_group: Any) -> None:
+    async with replica_group() as group:
         session = await session_in(group, revision)
         stream = await group.webs[1].open(play_call("progress", "wait x", id=7, revision=revision), session=session)
         await stream.message()
@@ -134,10 +136,10 @@ async def test_a_cancellation_reaches_the_call(revision: str, autojump_clock: Mo
 
 
 @session_revisions
-async def test_the_level_of_log_messages_holds_everywhere(
-    revision: str, autojump_clock: MockClock, crew_of: Any
+async def test_the_log_level_applies_at_all_replicas(
+    revision: str, autojump_clock: MockClock, replica_group: Any
 ) -> None:
-    async with crew_of() as group:
+    async with replica_group() as group:
         session = await session_in(group, revision)
         await group.webs[1].call("tools/call", play_params(), session=session)
         for level, told in (("error", []), ("info", ["notifications/message"])):
@@ -148,10 +150,12 @@ async def test_the_level_of_log_messages_holds_everywhere(
                 assert methods(stream.messages)[:-1] == told
 
 
-async def test_a_replica_learns_that_the_handshake_has_ended(autojump_clock: MockClock, crew_of: Any) -> None:
-    async with crew_of() as group:
+async def test_a_replica_learns_that_the_handshake_has_ended(autojump_clock: MockClock, replica_group: Any) -> None:
+    async with replica_group() as group:
         session = await session_in(group, initialized=False)
-        assert (await group.webs[2].call("ping", session=session)).result == {}  # it has a copy before
+        assert (
+            await group.webs[2].call("ping", session=session)
+        ).result == {}  # so the replica has a copy before the handshake ends
         await group.webs[1].post(notification("notifications/initialized"), session=session)
         stream = await group.webs[2].open(play_call("ask"), session=session)
         question = await stream.message()
@@ -159,15 +163,15 @@ async def test_a_replica_learns_that_the_handshake_has_ended(autojump_clock: Moc
         assert text_of(await stream.response()) == "done"
 
 
-# Streams.
+# Streams
 
 
-async def test_a_session_hears_of_a_change_once_wherever_its_stream_is(autojump_clock: MockClock, crew_of: Any) -> None:
-    async with crew_of() as group:
+async def test_a_session_gets_a_change_once_at_each_replica(autojump_clock: MockClock, replica_group: Any) -> None:
+    async with replica_group() as group:
         session = await session_in(group)
         for number in (1, 2, 0, 1):
             stream = await group.webs[number].open(session=session)
-            await trio.sleep(3)  # a handover
+            await trio.sleep(3)  # the time of a handover
             for scripted in group.servers:
                 scripted.server.notify_list_changed("tools")
                 await trio.sleep(1)
@@ -177,8 +181,8 @@ async def test_a_session_hears_of_a_change_once_wherever_its_stream_is(autojump_
             await stream.aclose()
 
 
-async def test_of_streams_that_open_at_the_same_time_one_is_told(autojump_clock: MockClock, crew_of: Any) -> None:
-    async with crew_of() as group:
+async def test_of_streams_opened_at_once_only_one_gets_a_change(autojump_clock: MockClock, replica_group: Any) -> None:
+    async with replica_group() as group:
         session = await session_in(group)
         for _ in range(5):
             streams: list[Any] = []
@@ -205,10 +209,10 @@ async def test_of_streams_that_open_at_the_same_time_one_is_told(autojump_clock:
 
 
 @session_revisions
-async def test_a_subscription_made_anywhere_is_told_where_the_stream_is(
-    revision: str, autojump_clock: MockClock, crew_of: Any
+async def test_a_subscription_at_any_replica_reaches_the_stream(
+    revision: str, autojump_clock: MockClock, replica_group: Any
 ) -> None:
-    async with crew_of() as group:
+    async with replica_group() as group:
         session = await session_in(group, revision)
         await group.webs[1].call("resources/subscribe", {"uri": "r://1"}, session=session)
         stream = await group.webs[2].open(session=session)
@@ -222,10 +226,8 @@ async def test_a_subscription_made_anywhere_is_told_where_the_stream_is(
         assert (await stream.message())["params"]["uri"] == "r://2"
 
 
-async def test_changes_that_happen_while_no_stream_is_open_wait_for_one(
-    autojump_clock: MockClock, crew_of: Any
-) -> None:
-    async with crew_of() as group:
+async def test_changes_wait_for_a_stream_at_any_replica(autojump_clock: MockClock, replica_group: Any) -> None:
+    async with replica_group() as group:
         session = await session_in(group)
         group.servers[2].server.notify_list_changed("tools")
         await trio.sleep(1)
@@ -233,10 +235,10 @@ async def test_changes_that_happen_while_no_stream_is_open_wait_for_one(
         assert (await stream.message())["method"] == TOOLS
 
 
-async def test_the_stream_of_a_speaker_that_died_is_followed_by_all_changes(
-    autojump_clock: MockClock, crew_of: Any
+async def test_the_next_stream_after_a_crashed_speaker_gets_all_changes(
+    autojump_clock: MockClock, replica_group: Any
 ) -> None:
-    async with crew_of() as group:
+    async with replica_group() as group:
         session = await session_in(group)
         await group.webs[1].call("resources/subscribe", {"uri": "r://1"}, session=session)
         stream = await group.webs[0].open(session=session)
@@ -247,11 +249,11 @@ async def test_the_stream_of_a_speaker_that_died_is_followed_by_all_changes(
 
 
 @pytest.mark.parametrize("revision", [B, D])
-@pytest.mark.parametrize("elsewhere", [0, 1, 2])
-async def test_the_stream_of_a_call_is_resumed_anywhere(
-    revision: str, elsewhere: int, autojump_clock: MockClock, crew_of: Any
+@pytest.mark.parametrize("resumed_at", [0, 1, 2])
+async def test_the_stream_of_a_call_can_be_resumed_at_any_replica(
+    revision: str, resumed_at: int, autojump_clock: MockClock, replica_group: Any
 ) -> None:
-    async with crew_of() as group:
+    async with replica_group() as group:
         session = await session_in(group, revision)
         steps = ("progress", "progress", "wait x", "progress", "wait y")
         stream = await group.webs[1].open(play_call(*steps, revision=revision), session=session)
@@ -261,15 +263,15 @@ async def test_the_stream_of_a_call_is_resumed_anywhere(
         await stream.aclose()
         group.servers[1].go["x"].set()
         await trio.sleep(1)
-        web = group.webs[elsewhere]
+        web = group.webs[resumed_at]
         web.expect(play_call(revision=revision), session)
         resumed = await web.open(session=session, after=first)
         assert (await resumed.message())["params"]["progress"] == 3
         group.servers[1].go["y"].set()
         assert text_of(await resumed.response()) == "done"
         assert resumed.ended
-        # It has ended now, and is still kept.
-        web = group.webs[(elsewhere + 1) % 3]
+        # The stream has ended by now, and its events are still kept.
+        web = group.webs[(resumed_at + 1) % 3]
         web.expect(play_call(revision=revision), session)
         again = await web.open(session=session, after=first)
         assert text_of(await again.response()) == "done"
@@ -277,10 +279,10 @@ async def test_the_stream_of_a_call_is_resumed_anywhere(
 
 @pytest.mark.parametrize("standalone", [False, True])
 async def test_events_that_the_store_has_twice_are_sent_once(
-    standalone: bool, autojump_clock: MockClock, crew_of: Any, monkeypatch: pytest.MonkeyPatch
+    standalone: bool, autojump_clock: MockClock, replica_group: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """The store had them although it failed, so they were written again."""
-    async with crew_of() as group:
+    """The store failed after it had written the events, so they were written again."""
+    async with replica_group() as group:
         session = await session_in(group)
         append, failed = group.store.append, 0
 
@@ -317,12 +319,12 @@ async def test_events_that_the_store_has_twice_are_sent_once(
 
 
 @pytest.mark.parametrize("seconds", [1.05, 30.0])
-async def test_a_stream_is_resumed_elsewhere_after_the_store_was_away(
-    seconds: float, autojump_clock: MockClock, crew_of: Any, monkeypatch: pytest.MonkeyPatch
+async def test_a_stream_can_be_resumed_after_the_store_was_away(
+    seconds: float, autojump_clock: MockClock, replica_group: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Its first events come to the store later, and no process is taken for dead because of its old lease."""
+    """The first events of the stream are stored later, and no replica counts as dead because of its old lease."""
 
-    async with crew_of() as group:
+    async with replica_group() as group:
         session = await session_in(group)
         for web in group.webs:
             await web.call("ping", session=session)
@@ -340,8 +342,8 @@ async def test_a_stream_is_resumed_elsewhere_after_the_store_was_away(
         assert text_of(await resumed.response()) == "done"
 
 
-async def test_a_question_that_was_not_read_is_asked_elsewhere(autojump_clock: MockClock, crew_of: Any) -> None:
-    async with crew_of() as group:
+async def test_an_unread_question_comes_on_the_resumed_stream(autojump_clock: MockClock, replica_group: Any) -> None:
+    async with replica_group() as group:
         session = await session_in(group)
         stream = await group.webs[1].open(play_call("progress", "wait x", "ask"), session=session)
         await stream.message()
@@ -355,10 +357,10 @@ async def test_a_question_that_was_not_read_is_asked_elsewhere(autojump_clock: M
 
 
 @pytest.mark.parametrize("waits", [0, 30])
-async def test_the_stream_of_a_call_whose_replica_died_ends_with_an_error(
-    waits: float, autojump_clock: MockClock, crew_of: Any
+async def test_the_stream_of_a_call_at_a_crashed_replica_ends_with_an_error(
+    waits: float, autojump_clock: MockClock, replica_group: Any
 ) -> None:
-    async with crew_of() as group:
+    async with replica_group() as group:
         session = await session_in(group)
         stream = await group.webs[1].open(play_call("progress", "wait x", id=9), session=session)
         await stream.message()
@@ -374,22 +376,22 @@ async def test_the_stream_of_a_call_whose_replica_died_ends_with_an_error(
 
 
 @pytest.mark.parametrize("after", ["nonsense", "x.y.1-0", "x.y.s1-0", "x.y.1-", "-1", "x.y.s1-x"])
-async def test_an_unknown_event_cannot_be_resumed(after: str, autojump_clock: MockClock, crew_of: Any) -> None:
-    async with crew_of() as group:
+async def test_an_unknown_event_cannot_be_resumed(after: str, autojump_clock: MockClock, replica_group: Any) -> None:
+    async with replica_group() as group:
         session = await session_in(group)
         headers = {"Accept": "text/event-stream", "Mcp-Session-Id": session, "Last-Event-ID": after}
         for web in group.webs:
             assert (await web.send("GET", "/mcp", headers)).status == 400
 
 
-async def test_a_standalone_stream_goes_on_in_another_replica(autojump_clock: MockClock, crew_of: Any) -> None:
-    async with crew_of() as group:
+async def test_a_standalone_stream_continues_at_another_replica(autojump_clock: MockClock, replica_group: Any) -> None:
+    async with replica_group() as group:
         session = await session_in(group)
         for number in range(3):
             await group.web.call("resources/subscribe", {"uri": f"r://{number}"}, session=session)
         stream = await group.webs[0].open(session=session)
         told: list[str] = []
-        for number in (1, 2, 2, 0, 1):  # the replica where it is resumed
+        for number in (1, 2, 2, 0, 1):  # the replica at which the stream is resumed
             group.servers[2].server.notify_resource_updated("r://0")
             told.append((await stream.message())["params"]["uri"])
             after = stream.last_event_id
@@ -407,8 +409,8 @@ async def test_a_standalone_stream_goes_on_in_another_replica(autojump_clock: Mo
         assert told == ["r://0", "r://1", "r://2", "r://1", "r://2"] * 5
 
 
-async def test_an_event_that_was_read_is_not_told_again(autojump_clock: MockClock, crew_of: Any) -> None:
-    async with crew_of() as group:
+async def test_a_read_event_is_not_sent_again(autojump_clock: MockClock, replica_group: Any) -> None:
+    async with replica_group() as group:
         session = await session_in(group)
         stream = await group.webs[0].open(session=session)
         group.servers[2].server.notify_list_changed("tools")
@@ -419,12 +421,12 @@ async def test_an_event_that_was_read_is_not_told_again(autojump_clock: MockCloc
             raise AssertionError(await resumed.message())
 
 
-# The end.
+# The end of sessions
 
 
 @pytest.mark.full
-async def test_a_session_lives_as_long_as_its_client_is_somewhere(autojump_clock: MockClock, crew_of: Any) -> None:
-    async with crew_of() as group:
+async def test_a_session_lives_while_its_client_uses_any_replica(autojump_clock: MockClock, replica_group: Any) -> None:
+    async with replica_group() as group:
         session = await session_in(group)
         idle = group.servers[0].server._limits.session_idle_seconds
         for _ in range(5):
@@ -442,18 +444,20 @@ async def test_a_session_lives_as_long_as_its_client_is_somewhere(autojump_clock
         assert list(group.store._streams) == []
 
 
-async def test_a_session_outlives_the_replica_that_opened_it(autojump_clock: MockClock, crew_of: Any) -> None:
-    async with crew_of() as group:
+async def test_a_session_outlives_the_replica_that_opened_it(autojump_clock: MockClock, replica_group: Any) -> None:
+    async with replica_group() as group:
         session = await session_in(group)
         await group.crash(0)
         for web in group.webs[1:]:
             assert text_of((await web.call("tools/call", play_params(), session=session)).message) == "done"
 
 
-async def test_a_session_belongs_to_its_principal_everywhere(autojump_clock: MockClock, crew_of: Any) -> None:
+async def test_a_session_belongs_to_its_principal_at_all_replicas(
+    autojump_clock: MockClock, replica_group: Any
+) -> None:
     from tests.http.served import bearer, by_token
 
-    async with crew_of(authenticate=by_token) as group:
+    async with replica_group(authenticate=by_token) as group:
         ada, bob = bearer("ada"), bearer("bob")
         session = await group.webs[0].initialize(D, headers=ada)
         group.webs[1]._revisions[session] = D
@@ -500,7 +504,7 @@ async def test_two_endpoints_of_one_run_share_sessions(
         assert (await webs[1].post(request("ping", revision=D), session=session)).status == 404
 
 
-async def test_an_endpoint_that_has_ended_hears_nothing(
+async def test_an_ended_endpoint_has_no_handlers_for_mail(
     autojump_clock: MockClock, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(clock, "wall", trio.current_time)
@@ -517,7 +521,7 @@ async def test_an_endpoint_that_has_ended_hears_nothing(
         assert (run.replica.hears["session"], run.replica.hears["follow"], run.replica.on_gap) == ([], [], [])
 
 
-# Subscriptions.
+# Subscriptions
 
 
 def with_room_for(subscriptions: int) -> Any:
@@ -529,10 +533,10 @@ async def subscribe(web: HttpClient, uri: str, session: str) -> Any:
     return answer.message.get("error", {}).get("code")
 
 
-async def test_a_subscription_that_finds_no_room_where_the_session_listens_is_refused(
-    autojump_clock: MockClock, crew_of: Any
+async def test_a_subscription_is_refused_if_the_speaker_has_no_room(
+    autojump_clock: MockClock, replica_group: Any
 ) -> None:
-    async with crew_of(make=with_room_for(6)) as group:
+    async with replica_group(make=with_room_for(6)) as group:
         session = await session_in(group)
         codes = [
             await subscribe(web, f"r://{number}", session) for number, web in enumerate((*group.webs, *group.webs))
@@ -548,9 +552,9 @@ async def test_a_subscription_that_finds_no_room_where_the_session_listens_is_re
 
 
 async def test_a_subscription_stays_when_the_same_request_is_refused_later(
-    autojump_clock: MockClock, crew_of: Any, monkeypatch: pytest.MonkeyPatch
+    autojump_clock: MockClock, replica_group: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    async with crew_of() as group:
+    async with replica_group() as group:
         session = await session_in(group)
         assert await subscribe(group.webs[1], "r://1", session) is None
         with monkeypatch.context() as patch:
@@ -564,23 +568,25 @@ async def test_a_subscription_stays_when_the_same_request_is_refused_later(
 
 
 @pytest.mark.parametrize("uri", [7, "r://" + "x" * 9000])
-async def test_a_wrong_subscription_is_refused_everywhere(uri: Any, autojump_clock: MockClock, crew_of: Any) -> None:
-    async with crew_of() as group:
+async def test_an_invalid_subscription_is_refused_at_all_replicas(
+    uri: Any, autojump_clock: MockClock, replica_group: Any
+) -> None:
+    async with replica_group() as group:
         session = await session_in(group)
         for web in group.webs:
             assert await subscribe(web, uri, session) == INVALID_PARAMS
 
 
 async def test_a_copy_without_room_for_the_subscriptions_does_not_speak(
-    autojump_clock: MockClock, crew_of: Any
+    autojump_clock: MockClock, replica_group: Any
 ) -> None:
-    """Its client is told so, and the copy where it has a stream goes on."""
+    """Its client gets 503, and the copy with a stream continues."""
     room = iter((100, 8, 100))
 
     def make(store: Any) -> ScriptedServer:
         return with_room_for(next(room))(store)  # type: ignore[no-any-return]
 
-    async with crew_of(make=make) as group:
+    async with replica_group(make=make) as group:
         session = await session_in(group)
         for number in range(10):
             assert await subscribe(group.webs[number % 3], f"r://{number}", session) is None
@@ -599,14 +605,14 @@ async def test_a_copy_without_room_for_the_subscriptions_does_not_speak(
         assert [each for run in group.servers[1].server._runs for each in run._sessions] == []
 
 
-async def test_a_subscription_finds_a_place_after_a_copy_had_no_room(autojump_clock: MockClock, crew_of: Any) -> None:
-    """The copy that spoke before has no stream, and does not speak by itself."""
+async def test_a_subscription_succeeds_after_a_copy_had_no_room(autojump_clock: MockClock, replica_group: Any) -> None:
+    """The copy that spoke before has no stream, so it does not start to speak again without a request."""
     room = iter((100, 8, 100))
 
     def make(store: Any) -> ScriptedServer:
         return with_room_for(next(room))(store)  # type: ignore[no-any-return]
 
-    async with crew_of(make=make) as group:
+    async with replica_group(make=make) as group:
         session = await session_in(group)
         for number in range(10):
             assert await subscribe(group.webs[0], f"r://{number}", session) is None
@@ -616,13 +622,17 @@ async def test_a_subscription_finds_a_place_after_a_copy_had_no_room(autojump_cl
         assert await subscribe(group.webs[2], "r://10", session) is None
 
 
-async def test_a_subscription_waits_for_a_session_that_listens_nowhere(autojump_clock: MockClock, crew_of: Any) -> None:
-    """The replica that listened has died, and no stream is open."""
-    async with crew_of() as group:
+async def test_a_subscription_after_the_speaker_crashed_waits_for_its_lease(
+    autojump_clock: MockClock, replica_group: Any
+) -> None:
+    """The replica that listened has crashed, and no stream is open."""
+    async with replica_group() as group:
         session = await session_in(group)
         await group.webs[1].call("ping", session=session)
         await group.crash(0)
-        assert await subscribe(group.webs[1], "r://1", session) == INTERNAL_ERROR  # it may only be slow
+        assert (
+            await subscribe(group.webs[1], "r://1", session) == INTERNAL_ERROR
+        )  # the crashed replica may only be slow
         await trio.sleep(20)
         assert await subscribe(group.webs[1], "r://2", session) is None
         stream = await group.webs[2].open(session=session)
@@ -633,10 +643,8 @@ async def test_a_subscription_waits_for_a_session_that_listens_nowhere(autojump_
         assert [each["params"]["uri"] for each in told if each["method"] == UPDATED] == ["r://2"]
 
 
-async def test_a_subscription_has_a_place_also_if_the_session_listens_nowhere(
-    autojump_clock: MockClock, crew_of: Any
-) -> None:
-    async with crew_of(make=with_room_for(6)) as group:
+async def test_subscriptions_without_a_speaker_are_limited(autojump_clock: MockClock, replica_group: Any) -> None:
+    async with replica_group(make=with_room_for(6)) as group:
         session = await session_in(group)
         await group.webs[1].call("ping", session=session)
         await group.crash(0)
@@ -650,10 +658,10 @@ async def test_a_subscription_has_a_place_also_if_the_session_listens_nowhere(
                 pass
 
 
-async def test_a_replica_that_stops_leaves_no_subscription_without_an_answer(
-    autojump_clock: MockClock, crew_of: Any
+async def test_a_subscription_is_answered_after_the_speaker_ended(
+    autojump_clock: MockClock, replica_group: Any
 ) -> None:
-    async with crew_of() as group:
+    async with replica_group() as group:
         session = await session_in(group)
         await group.webs[1].call("ping", session=session)
         copy_in(group, 0, session).end("for the test")
@@ -661,11 +669,11 @@ async def test_a_replica_that_stops_leaves_no_subscription_without_an_answer(
         assert await subscribe(group.webs[1], "r://1", session) is None
 
 
-async def test_a_subscription_made_while_another_copy_begins_to_speak_is_told(
-    autojump_clock: MockClock, crew_of: Any, monkeypatch: pytest.MonkeyPatch
+async def test_a_subscription_during_a_change_of_the_speaker_is_not_lost(
+    autojump_clock: MockClock, replica_group: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Whatever of the two is first in the row and in the mail."""
-    async with crew_of() as group:
+    """This holds for each order of the two in the row and in the mail."""
+    async with replica_group() as group:
         session = await session_in(group)
         for web in group.webs:
             await web.call("ping", session=session)
@@ -697,11 +705,11 @@ async def test_a_subscription_made_while_another_copy_begins_to_speak_is_told(
 
 
 @pytest.mark.parametrize("number", [0, 1])
-async def test_a_change_before_the_session_is_open_is_told_as_soon_as_it_is(
-    number: int, autojump_clock: MockClock, crew_of: Any
+async def test_a_change_before_the_end_of_the_handshake_is_sent_after_it(
+    number: int, autojump_clock: MockClock, replica_group: Any
 ) -> None:
-    """`notifications/initialized` may take longer than a subscription: over another line, to another replica."""
-    async with crew_of() as group:
+    """`notifications/initialized` can arrive after a subscription: over another connection, at another replica."""
+    async with replica_group() as group:
         session = await session_in(group, initialized=False)
         stream = await group.webs[0].open(session=session)
         assert await subscribe(group.webs[0], "r://1", session) is None
@@ -717,8 +725,8 @@ async def test_a_change_before_the_session_is_open_is_told_as_soon_as_it_is(
         assert found == [{"uri": "r://1"}]
 
 
-async def test_a_message_for_a_copy_that_speaks_no_more_is_passed_on(autojump_clock: MockClock, crew_of: Any) -> None:
-    async with crew_of() as group:
+async def test_a_message_for_a_former_speaker_is_forwarded(autojump_clock: MockClock, replica_group: Any) -> None:
+    async with replica_group() as group:
         session = await session_in(group)
         await group.webs[1].call("ping", session=session)
         stream = await group.webs[0].open(session=session)
@@ -728,10 +736,10 @@ async def test_a_message_for_a_copy_that_speaks_no_more_is_passed_on(autojump_cl
             assert (await stream.message())["params"]["elicitationId"] == "7"
 
 
-async def test_a_copy_that_is_stopped_as_it_begins_to_speak_does_not_speak(
-    autojump_clock: MockClock, crew_of: Any, monkeypatch: pytest.MonkeyPatch
+async def test_a_copy_cancelled_while_it_starts_to_speak_does_not_speak(
+    autojump_clock: MockClock, replica_group: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    async with crew_of() as group:
+    async with replica_group() as group:
         session = await session_in(group)
         await subscribe(group.webs[0], "r://1", session)
         await group.webs[1].call("ping", session=session)
@@ -740,7 +748,7 @@ async def test_a_copy_that_is_stopped_as_it_begins_to_speak_does_not_speak(
         async def stop(*args: Any) -> Any:
             nonlocal read
             read += 1
-            if read == 2:  # the row with the subscriptions
+            if read == 2:  # the second read is that of the row with the subscriptions
                 await trio.sleep_forever()
             return await get(*args)
 
@@ -756,12 +764,12 @@ async def test_a_copy_that_is_stopped_as_it_begins_to_speak_does_not_speak(
                 pass
 
 
-async def test_copies_without_room_try_to_speak_again_after_a_while(
-    autojump_clock: MockClock, crew_of: Any, monkeypatch: pytest.MonkeyPatch
+async def test_copies_without_room_try_to_speak_again_later(
+    autojump_clock: MockClock, replica_group: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """They do not ask each other without a pause, and a message that waits at one of them is not lost."""
+    """They do not ask each other in a loop, and a message that waits at one of them is not lost."""
     told = encode(Notification("notifications/elicitation/complete", {"elicitationId": "7"})).decode()
-    async with crew_of() as group:
+    async with replica_group() as group:
         session = await session_in(group)
         assert await subscribe(group.webs[0], "r://1", session) is None
         streams = [await group.webs[number].open(session=session) for number in range(3)]
@@ -798,11 +806,11 @@ async def test_copies_without_room_try_to_speak_again_after_a_while(
         assert found == {"uri", "elicitationId"}
 
 
-async def test_a_copy_that_cannot_speak_passes_on_the_messages_that_it_has_got(
-    autojump_clock: MockClock, crew_of: Any, monkeypatch: pytest.MonkeyPatch
+async def test_a_copy_that_cannot_speak_forwards_its_messages(
+    autojump_clock: MockClock, replica_group: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     told = encode(Notification("notifications/elicitation/complete", {"elicitationId": "7"})).decode()
-    async with crew_of() as group:
+    async with replica_group() as group:
         session = await session_in(group)
         assert await subscribe(group.webs[0], "r://1", session) is None
         await group.webs[1].call("ping", session=session)
@@ -811,7 +819,7 @@ async def test_a_copy_that_cannot_speak_passes_on_the_messages_that_it_has_got(
         copy = copy_in(group, 1, session)
 
         def refuse(method: str, uri: str) -> Any:
-            copy.speaker.say([told])  # it comes to the speaker of the moment
+            copy.speaker.say([told])  # it goes to the current speaker
             return INTERNAL_ERROR, "full"
 
         monkeypatch.setattr(copy.speaker, "_subscribe", refuse)
@@ -822,10 +830,10 @@ async def test_a_copy_that_cannot_speak_passes_on_the_messages_that_it_has_got(
                 pass
 
 
-async def test_a_copy_that_ends_while_the_store_is_away_resigns_afterwards(
-    autojump_clock: MockClock, crew_of: Any, monkeypatch: pytest.MonkeyPatch
+async def test_a_copy_that_ends_while_the_store_is_away_resigns_later(
+    autojump_clock: MockClock, replica_group: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    async with crew_of() as group:
+    async with replica_group() as group:
         session = await session_in(group)
         await group.webs[1].call("ping", session=session)
         with monkeypatch.context() as patch:
@@ -838,10 +846,10 @@ async def test_a_copy_that_ends_while_the_store_is_away_resigns_afterwards(
         assert await subscribe(group.webs[1], "r://1", session) is None
 
 
-async def test_a_copy_that_often_fails_to_speak_while_the_store_is_away_says_so_once(
-    autojump_clock: MockClock, crew_of: Any, monkeypatch: pytest.MonkeyPatch
+async def test_a_copy_that_often_fails_to_speak_resigns_once(
+    autojump_clock: MockClock, replica_group: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    async with crew_of() as group:
+    async with replica_group() as group:
         session = await session_in(group)
         await group.webs[1].call("ping", session=session)
         copy, append, items = copy_in(group, 1, session), group.store.append, 0
@@ -863,13 +871,13 @@ async def test_a_copy_that_often_fails_to_speak_while_the_store_is_away_says_so_
         assert not copy.speaker._resigning
 
 
-# A store that fails.
+# Failing stores
 
 
-async def test_a_store_that_fails_costs_an_error_and_no_session(
-    autojump_clock: MockClock, crew_of: Any, monkeypatch: pytest.MonkeyPatch
+async def test_a_failing_store_gives_errors_and_ends_no_session(
+    autojump_clock: MockClock, replica_group: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    async with crew_of() as group:
+    async with replica_group() as group:
         session = await session_in(group)
         await group.webs[1].call("ping", session=session)
         with monkeypatch.context() as patch:
@@ -891,11 +899,11 @@ async def test_a_store_that_fails_costs_an_error_and_no_session(
 
 
 @pytest.mark.parametrize("stored", [True, False])
-async def test_no_session_is_told_before_it_is_stored(
-    stored: bool, autojump_clock: MockClock, crew_of: Any, monkeypatch: pytest.MonkeyPatch
+async def test_the_answer_to_initialize_waits_until_the_session_is_stored(
+    stored: bool, autojump_clock: MockClock, replica_group: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """A keep-alive that is due meanwhile does not send the answer."""
-    async with crew_of(keep_alive=0.1) as group:
+    """A keep-alive comment that is due in the meantime does not send the answer."""
+    async with replica_group(keep_alive=0.1) as group:
         add, added = group.store.add, list[float]()
 
         async def slow(*args: Any, **options: Any) -> Any:
@@ -912,29 +920,29 @@ async def test_no_session_is_told_before_it_is_stored(
         assert added == [trio.current_time()]
 
 
-async def test_lost_messages_cost_no_answer(
-    autojump_clock: MockClock, crew_of: Any, monkeypatch: pytest.MonkeyPatch
+async def test_an_answer_does_not_depend_on_lost_wake_ups(
+    autojump_clock: MockClock, replica_group: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    async with crew_of() as group:
+    async with replica_group() as group:
         session = await session_in(group)
         stream = await group.webs[1].open(play_call("ask"), session=session)
         question = await stream.message()
-        monkeypatch.setattr(group.store, "send", lose)
+        monkeypatch.setattr(group.store, "send", discard)
         await group.webs[2].post(response(question["id"], ANSWER), session=session)
         assert text_of(await stream.response()) == "done"
 
 
-async def test_a_copy_that_has_lost_mail_knows_the_state_and_who_speaks(
-    autojump_clock: MockClock, crew_of: Any, monkeypatch: pytest.MonkeyPatch
+async def test_a_copy_that_lost_mail_reads_the_state_and_the_speaker_again(
+    autojump_clock: MockClock, replica_group: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     def make(store: Any) -> ScriptedServer:
         return ScriptedServer(store=store, state_keys=KEYS, limits=Limits(message_bytes=2_000))
 
-    async with crew_of(make=make) as group:
+    async with replica_group(make=make) as group:
         session = await session_in(group)
         first = copy_in(group, 0, session)
         with monkeypatch.context() as patch:
-            patch.setattr(group.store, "send", lose)
+            patch.setattr(group.store, "send", discard)
             stream = await group.webs[1].open(session=session)
             for number in range(101):
                 level = "info" if number % 2 else "error"
@@ -946,9 +954,9 @@ async def test_a_copy_that_has_lost_mail_knows_the_state_and_who_speaks(
         group.servers[2].server.notify_list_changed("tools")
         while (await stream.message())["method"] != TOOLS:
             pass
-        second = copy_in(group, 1, session)  # the one with a stream loses mail, too
+        second = copy_in(group, 1, session)  # the copy with a stream loses mail too
         with monkeypatch.context() as patch:
-            patch.setattr(group.store, "send", lose)
+            patch.setattr(group.store, "send", discard)
             for _ in range(101):
                 await group.webs[2].call("logging/setLevel", {"level": level}, session=session)
                 level = "info" if level == "error" else "error"
@@ -961,9 +969,9 @@ async def test_a_copy_that_has_lost_mail_knows_the_state_and_who_speaks(
 
 
 async def test_the_end_of_a_handshake_waits_for_the_store(
-    autojump_clock: MockClock, crew_of: Any, monkeypatch: pytest.MonkeyPatch
+    autojump_clock: MockClock, replica_group: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    async with crew_of() as group:
+    async with replica_group() as group:
         session = await session_in(group, initialized=False)
         with monkeypatch.context() as patch:
             patch.setattr(group.store, "replace", fail)
@@ -976,17 +984,17 @@ async def test_the_end_of_a_handshake_waits_for_the_store(
         assert text_of(await stream.response()) == "done"
 
 
-async def test_a_copy_that_has_lost_mail_speaks_again_without_a_stream(
-    autojump_clock: MockClock, crew_of: Any, monkeypatch: pytest.MonkeyPatch
+async def test_a_copy_that_lost_mail_speaks_again_without_a_stream(
+    autojump_clock: MockClock, replica_group: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     def make(store: Any) -> ScriptedServer:
         return ScriptedServer(store=store, state_keys=KEYS, limits=Limits(message_bytes=2_000))
 
-    async with crew_of(make=make) as group:
+    async with replica_group(make=make) as group:
         session = await session_in(group)
         await group.webs[1].call("ping", session=session)
         with monkeypatch.context() as patch:
-            patch.setattr(group.store, "send", lose)
+            patch.setattr(group.store, "send", discard)
             for number in range(101):
                 level = "info" if number % 2 else "error"
                 await group.webs[1].call("logging/setLevel", {"level": level}, session=session)
@@ -996,16 +1004,16 @@ async def test_a_copy_that_has_lost_mail_speaks_again_without_a_stream(
             assert await subscribe(web, "r://1", session) is None
 
 
-async def test_a_copy_that_has_lost_mail_looks_again_when_there_is_room(
-    autojump_clock: MockClock, crew_of: Any, monkeypatch: pytest.MonkeyPatch
+async def test_a_copy_that_lost_mail_reads_the_row_when_there_is_room(
+    autojump_clock: MockClock, replica_group: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """It had too many items that waited for the store."""
+    """Before that, too many items waited for the store."""
 
     async def look() -> None:
         looked.append(trio.current_time())
 
     looked: list[float] = []
-    async with crew_of() as group:
+    async with replica_group() as group:
         copy = copy_in(group, 0, await session_in(group))
         monkeypatch.setattr(copy, "_look_again", look)
         with monkeypatch.context() as patch:
@@ -1021,13 +1029,13 @@ async def test_a_copy_that_has_lost_mail_looks_again_when_there_is_room(
 
 @pytest.mark.parametrize(("away", "status"), [(3, 202), (10, 503)])
 async def test_an_answer_waits_for_the_store(
-    away: float, status: int, autojump_clock: MockClock, crew_of: Any, monkeypatch: pytest.MonkeyPatch
+    away: float, status: int, autojump_clock: MockClock, replica_group: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     async def come_back() -> None:
         await trio.sleep(away)
         patch.undo()
 
-    async with crew_of() as group, trio.open_nursery() as nursery:
+    async with replica_group() as group, trio.open_nursery() as nursery:
         session = await session_in(group)
         await group.webs[2].call("ping", session=session)
         stream = await group.webs[1].open(play_call("ask"), session=session)
@@ -1038,47 +1046,47 @@ async def test_an_answer_waits_for_the_store(
             answered = await group.webs[2].post(response(question["id"], ANSWER), session=session)
             assert (answered.status, answered.headers.get("Retry-After")) == (status, "1" if status == 503 else None)
             await trio.sleep(away)
-        assert text_of(await stream.response()) == "done"  # also if its client does not send it again
+        assert text_of(await stream.response()) == "done"  # also if the client does not send the answer again
 
 
-@pytest.mark.parametrize("what", ["append", "replace"])
-async def test_a_message_that_was_accepted_outlives_the_replica_that_took_it(
-    what: str, autojump_clock: MockClock, crew_of: Any, monkeypatch: pytest.MonkeyPatch
+@pytest.mark.parametrize("operation", ["append", "replace"])
+async def test_an_accepted_message_outlives_its_replica(
+    operation: str, autojump_clock: MockClock, replica_group: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """An answer needs the mail, the end of the handshake also the row."""
+    """An answer needs the mail; the end of the handshake needs the row too."""
 
-    async with crew_of() as group:
-        session = await session_in(group, initialized=what == "append")
+    async with replica_group() as group:
+        session = await session_in(group, initialized=operation == "append")
         await group.webs[2].call("ping", session=session)
-        if what == "append":
+        if operation == "append":
             stream = await group.webs[1].open(play_call("ask"), session=session)
             message = response((await stream.message())["id"], ANSWER)
         else:
             message = notification("notifications/initialized")
         with monkeypatch.context() as patch:
-            patch.setattr(group.store, what, fail)
-            for _ in range(2):  # also if it is sent again
+            patch.setattr(group.store, operation, fail)
+            for _ in range(2):  # also if the client sends it again
                 status = (await group.webs[2].post(message, session=session)).status
             await group.crash(2)
         if status != 202:
             assert (await group.webs[0].post(message, session=session)).status == 202
-        if what == "replace":
+        if operation == "replace":
             stream = await group.webs[1].open(play_call("ask"), session=session)
             await group.webs[0].post(response((await stream.message())["id"], ANSWER), session=session)
         with trio.fail_after(100):
             assert text_of(await stream.response()) == "done"
 
 
-async def test_no_answer_goes_out_before_the_store_has_what_it_says(
-    autojump_clock: MockClock, crew_of: Any, monkeypatch: pytest.MonkeyPatch
+async def test_no_answer_is_sent_before_the_store_has_its_change(
+    autojump_clock: MockClock, replica_group: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Another call of the session sends its messages meanwhile, and finds this answer."""
+    """Another call of the session sends its messages in the meantime, and could send this answer too."""
 
     async def fail_late(*args: Any, **options: Any) -> Any:
         await trio.sleep(0.5)
         raise StoreFailed("the store is away")
 
-    async with crew_of() as group:
+    async with replica_group() as group:
         session = await session_in(group)
         stream = await group.webs[1].open(play_call("wait x", "progress", "wait y"), session=session)
 
@@ -1096,7 +1104,7 @@ async def test_no_answer_goes_out_before_the_store_has_what_it_says(
 
 
 async def test_a_slow_store_does_not_slow_a_stream(
-    autojump_clock: MockClock, crew_of: Any, monkeypatch: pytest.MonkeyPatch
+    autojump_clock: MockClock, replica_group: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     append = None
 
@@ -1104,7 +1112,7 @@ async def test_a_slow_store_does_not_slow_a_stream(
         await trio.sleep(100)
         return await append(*args, **options)  # type: ignore[misc]
 
-    async with crew_of() as group:
+    async with replica_group() as group:
         session = await session_in(group)
         append = group.store.append
         monkeypatch.setattr(group.store, "append", slow)
@@ -1115,11 +1123,11 @@ async def test_a_slow_store_does_not_slow_a_stream(
 
 
 @pytest.mark.full
-async def test_a_quiet_stream_is_resumed_after_hours(autojump_clock: MockClock, crew_of: Any) -> None:
-    async with crew_of() as group:
+async def test_an_idle_stream_can_be_resumed_after_hours(autojump_clock: MockClock, replica_group: Any) -> None:
+    async with replica_group() as group:
         session = await session_in(group)
         stream = await group.webs[0].open(session=session)
-        await stream.event()  # it is primed
+        await stream.event()  # the priming event
         for number in (1, 1, 2, 0):
             after = stream.last_event_id
             await trio.sleep(2 * 3600)
@@ -1127,14 +1135,16 @@ async def test_a_quiet_stream_is_resumed_after_hours(autojump_clock: MockClock, 
             await trio.sleep(60)
             stream = await group.webs[number].open(session=session, after=after)
             with trio.move_on_after(5):
-                assert (await stream.event()).data == b""  # it is primed again, in another replica
+                assert (await stream.event()).data == b""  # another priming event, from another replica
         group.servers[1].server.notify_list_changed("tools")
         assert (await stream.message())["method"] == TOOLS
 
 
 @pytest.mark.full
-async def test_a_stream_that_was_resumed_too_often_cannot_be_resumed(autojump_clock: MockClock, crew_of: Any) -> None:
-    async with crew_of() as group:
+async def test_a_stream_that_was_resumed_too_often_cannot_be_resumed(
+    autojump_clock: MockClock, replica_group: Any
+) -> None:
+    async with replica_group() as group:
         session = await session_in(group, C)
         stream = await group.webs[0].open(session=session)
         group.servers[1].server.notify_list_changed("tools")
@@ -1148,8 +1158,10 @@ async def test_a_stream_that_was_resumed_too_often_cannot_be_resumed(autojump_cl
         assert (await group.webs[2].send("GET", "/mcp", headers)).status == 400
 
 
-async def test_a_session_that_never_reached_its_client_is_deleted(autojump_clock: MockClock, crew_of: Any) -> None:
-    async with crew_of() as group:
+async def test_a_session_is_deleted_if_its_client_did_not_get_the_id(
+    autojump_clock: MockClock, replica_group: Any
+) -> None:
+    async with replica_group() as group:
         params = {"protocolVersion": D, "capabilities": {}, "clientInfo": {"name": "x", "version": "1"}}
         message = request("initialize", params, revision=D)
         fields = group.webs[0].headers_for(message, D, None)
@@ -1167,8 +1179,8 @@ def copy_in(group: ReplicaGroup, number: int, session: str) -> Any:
     return endpoints[0].copies[key_of(session)]
 
 
-async def test_a_stream_that_is_resumed_while_the_store_is_away_is_cut(
-    autojump_clock: MockClock, crew_of: Any, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+async def test_a_stream_resumed_while_the_store_is_away_is_cut(
+    autojump_clock: MockClock, replica_group: Any, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     def fail(channels: Any) -> Any:
         raise StoreFailed("the store is away")
@@ -1176,7 +1188,7 @@ async def test_a_stream_that_is_resumed_while_the_store_is_away_is_cut(
     async def away(*args: Any) -> Any:
         raise StoreFailed("the store is away")
 
-    async with crew_of() as group:
+    async with replica_group() as group:
         session = await session_in(group)
         stream = await group.webs[1].open(play_call("progress", "wait x"), session=session)
         await stream.message()
@@ -1197,10 +1209,10 @@ async def test_a_stream_that_is_resumed_while_the_store_is_away_is_cut(
         assert text_of(await resumed.response()) == "done"
 
 
-async def test_a_client_without_room_in_the_store_costs_others_no_session(
-    autojump_clock: MockClock, crew_of: Any, monkeypatch: pytest.MonkeyPatch
+async def test_a_session_without_room_in_the_store_affects_no_other(
+    autojump_clock: MockClock, replica_group: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    async with crew_of(number=1) as group:
+    async with replica_group(number=1) as group:
         full, other = [await group.webs[0].initialize(D) for _ in range(2)]
         append = group.store.append
 
@@ -1217,15 +1229,15 @@ async def test_a_client_without_room_in_the_store_costs_others_no_session(
 
 
 @pytest.mark.parametrize("at", [0, 1])
-async def test_requests_that_find_the_store_silent_do_not_wait_for_each_other(
-    at: int, autojump_clock: MockClock, crew_of: Any, monkeypatch: pytest.MonkeyPatch
+async def test_requests_during_a_hanging_store_do_not_wait_for_each_other(
+    at: int, autojump_clock: MockClock, replica_group: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Neither where the session has a copy that does not know of the end of the handshake, nor where it has none."""
+    """At a replica with a copy that does not know of the end of the handshake, and at one without a copy."""
 
     async def wait(*args: Any, **options: Any) -> Any:
         await trio.sleep_forever()
 
-    async with crew_of() as group:
+    async with replica_group() as group:
         session = await session_in(group, initialized=False)
         for name in ("get", "read", "append"):
             monkeypatch.setattr(group.store, name, wait)
@@ -1235,12 +1247,12 @@ async def test_requests_that_find_the_store_silent_do_not_wait_for_each_other(
                     nursery.start_soon(partial(group.webs[at].post, request("ping", revision=D), session=session))
 
 
-async def test_a_message_waits_only_for_those_before_it(
-    autojump_clock: MockClock, crew_of: Any, monkeypatch: pytest.MonkeyPatch
+async def test_a_message_waits_only_for_the_messages_before_it(
+    autojump_clock: MockClock, replica_group: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Others follow it without an end."""
+    """It does not wait for the later ones, although they never stop."""
     told = encode(Notification("notifications/elicitation/complete", {"elicitationId": "7"})).decode()
-    async with crew_of() as group, trio.open_nursery() as nursery:
+    async with replica_group() as group, trio.open_nursery() as nursery:
         session = await session_in(group)
         await group.webs[1].call("ping", session=session)
         append, mail = group.store.append, copy_in(group, 1, session).mail
@@ -1263,13 +1275,13 @@ async def test_a_message_waits_only_for_those_before_it(
         nursery.cancel_scope.cancel()
 
 
-async def test_messages_that_wait_for_the_store_are_bounded(
-    autojump_clock: MockClock, crew_of: Any, monkeypatch: pytest.MonkeyPatch
+async def test_messages_that_wait_for_the_store_are_limited(
+    autojump_clock: MockClock, replica_group: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     def make(store: Any) -> ScriptedServer:
         return ScriptedServer(store=store, state_keys=KEYS, limits=Limits(message_bytes=40_000))
 
-    async with crew_of(make=make) as group:
+    async with replica_group(make=make) as group:
         session = await session_in(group, B)
         await group.webs[2].call("ping", session=session)
         copy = copy_in(group, 2, session)
@@ -1284,7 +1296,7 @@ async def test_messages_that_wait_for_the_store_are_bounded(
 
 
 async def test_one_task_writes_the_state_of_a_session(
-    autojump_clock: MockClock, crew_of: Any, monkeypatch: pytest.MonkeyPatch
+    autojump_clock: MockClock, replica_group: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     tried = 0
 
@@ -1293,7 +1305,7 @@ async def test_one_task_writes_the_state_of_a_session(
         tried += 1
         raise StoreFailed("the store is away")
 
-    async with crew_of() as group:
+    async with replica_group() as group:
         session = await session_in(group)
         with monkeypatch.context() as patch:
             patch.setattr(group.store, "replace", fail)
@@ -1308,8 +1320,10 @@ async def test_one_task_writes_the_state_of_a_session(
         assert json.loads(row.body)["level"] == "error"
 
 
-async def test_messages_of_a_copy_that_does_not_speak_keep_their_order(autojump_clock: MockClock, crew_of: Any) -> None:
-    async with crew_of() as group:
+async def test_messages_of_a_copy_that_does_not_speak_keep_their_order(
+    autojump_clock: MockClock, replica_group: Any
+) -> None:
+    async with replica_group() as group:
         session = await session_in(group)
         await group.webs[1].call("ping", session=session)
         copy = copy_in(group, 1, session)
@@ -1320,11 +1334,11 @@ async def test_messages_of_a_copy_that_does_not_speak_keep_their_order(autojump_
         assert ids == [str(number) for number in range(10)]
 
 
-async def test_an_oldest_session_that_makes_room_leaves_nothing(autojump_clock: MockClock, crew_of: Any) -> None:
+async def test_a_session_that_makes_room_leaves_no_mail(autojump_clock: MockClock, replica_group: Any) -> None:
     def make(store: Any) -> ScriptedServer:
         return ScriptedServer(store=store, state_keys=KEYS, limits=Limits(sessions=4))
 
-    async with crew_of(make=make) as group:
+    async with replica_group(make=make) as group:
         for number in range(12):
             await group.webs[number % 3].initialize(D)
             await trio.sleep(1)
@@ -1332,27 +1346,27 @@ async def test_an_oldest_session_that_makes_room_leaves_nothing(autojump_clock: 
         assert len(mails) == 4
 
 
-async def test_a_session_that_is_refused_leaves_nothing(
-    autojump_clock: MockClock, crew_of: Any, monkeypatch: pytest.MonkeyPatch
+async def test_a_refused_session_leaves_no_mail(
+    autojump_clock: MockClock, replica_group: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     async def full(*args: Any, **options: Any) -> Any:
         raise StoreFull("total")
 
     params = {"protocolVersion": D, "capabilities": {}, "clientInfo": {"name": "x", "version": "1"}}
-    async with crew_of() as group:
+    async with replica_group() as group:
         monkeypatch.setattr(group.store, "add", full)
         for _ in range(3):
             assert (await group.web.post(request("initialize", params, revision=D), revision=D)).status == 503
         assert not group.store._streams
 
 
-async def test_an_error_of_the_store_names_no_machine_to_clients(
-    autojump_clock: MockClock, crew_of: Any, monkeypatch: pytest.MonkeyPatch
+async def test_an_error_of_the_store_shows_no_address_to_clients(
+    autojump_clock: MockClock, replica_group: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     async def fail(*args: Any, **options: Any) -> Any:
         raise StoreFailed("redis://secret:6379/0 does not work")
 
-    async with crew_of() as group:
+    async with replica_group() as group:
         session = await session_in(group)
         await group.webs[1].call("ping", session=session)
         for name in ("get", "add", "replace", "append", "read", "send", "delete"):

@@ -1,4 +1,4 @@
-"""Events of streams in the store: behind the streams that send them, in order, and without gaps."""
+"""Events of streams in the store: they are written after they are sent, in order, and without gaps."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from trio_mcp.stores import StoreFailed, StoreFull
 
 
 @given(st.integers(0, 1000), st.lists(st.binary(max_size=20), max_size=5), st.lists(st.integers() | st.text()))
-def test_an_item_is_read_as_it_was_written(first: int, data: list[bytes], ids: list[Any]) -> None:
+def test_a_written_item_can_be_read(first: int, data: list[bytes], ids: list[Any]) -> None:
     item = read_item(StreamItem(first, data, ids).text())
     assert (item.first, item.begins, item.data, item.ids) == (first, first, data, ids)
     events = [LoggedEvent(f"s-{first + n}", each) for n, each in enumerate(data)]
@@ -58,7 +58,7 @@ async def test_events_wait_while_the_store_is_away(
 
 
 @pytest.mark.parametrize("how", ["slow", "full"])
-async def test_a_stream_that_the_store_cannot_take_is_resumed_in_its_own_replica_only(
+async def test_a_stream_the_store_cannot_take_resumes_at_its_replica_only(
     how: str, autojump_clock: MockClock, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     async def refuse(stream: str, *args: Any, **options: Any) -> int:
