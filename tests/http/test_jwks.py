@@ -1,4 +1,4 @@
-"""Access tokens that are JWTs: which are good, and how their keys are found."""
+"""`JwksVerifier`: valid and invalid access tokens that are JWTs, and the fetching of keys."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ NOW = 1_000_000.0
 _CURVES: dict[str, Any] = {"ES256": ec.SECP256R1, "ES384": ec.SECP384R1, "ES512": ec.SECP521R1}
 
 
-@lru_cache  # those of RSA take a while to be made
+@lru_cache  # RSA keys are slow to generate
 def private(algorithm: str, number: int) -> Any:
     if algorithm in _CURVES:
         return ec.generate_private_key(_CURVES[algorithm]())
@@ -47,7 +47,7 @@ def private(algorithm: str, number: int) -> Any:
 
 
 def kind(algorithm: str) -> str:
-    """Of all algorithms for RSA one key is enough."""
+    """The kind of key for an algorithm; all algorithms of RSA use one key."""
     return "RSA" if algorithm[0] in "RP" else algorithm
 
 
@@ -59,7 +59,7 @@ def public(algorithm: str, kid: str | None = None, number: int = 0, **more: Any)
 
 
 def signed(algorithm: str = "ES256", kid: str | None = None, number: int = 0, head: Any = None, **claims: Any) -> str:
-    """A token that is good, but for what is said here."""
+    """A token that is valid except for these arguments."""
     whole = {"iss": ISSUER, "aud": AT, "exp": NOW + 60, "sub": "ada", "scope": "read write", **claims}
     headers = {**({} if kid is None else {"kid": kid}), **(head or {})}
     name = "RS256" if algorithm == "short" else algorithm
@@ -67,7 +67,7 @@ def signed(algorithm: str = "ES256", kid: str | None = None, number: int = 0, he
 
 
 class Issuer:
-    """Answers every request for its keys with `keys`, or with `reply` if there is one, after `wait`."""
+    """An issuer that answers requests for its keys after `wait` seconds: with `reply` if it is set, or with `keys`."""
 
     def __init__(self, *keys: dict[str, Any]) -> None:
         self.keys = list(keys)
@@ -77,21 +77,21 @@ class Issuer:
         self.listener = MemoryListener()
         self.ssl: Any = None
 
-    def whole(self) -> bytes:
+    def key_set(self) -> bytes:
         body = json.dumps({"keys": self.keys}).encode()
         return b"HTTP/1.1 200 OK\r\nContent-Length: %d\r\n\r\n%b" % (len(body), body)
 
     async def answer(self, stream: trio.abc.Stream) -> None:
         if self.ssl is not None:
             stream = trio.SSLStream(stream, self.ssl, server_side=True, https_compatible=True)
-        with contextlib.suppress(trio.BrokenResourceError):  # who does not trust us is gone
-            await self._converse(stream)
+        with contextlib.suppress(trio.BrokenResourceError):  # a client that does not trust the certificate disconnects
+            await self._serve(stream)
 
-    async def _converse(self, stream: trio.abc.Stream) -> None:
+    async def _serve(self, stream: trio.abc.Stream) -> None:
         async with stream:
             await stream.receive_some()
             self.asked += 1
-            reply = self.whole() if self.reply is None else self.reply  # as it is when it is asked
+            reply = self.key_set() if self.reply is None else self.reply  # read before the wait
             await trio.sleep(self.wait)
             await stream.send_all(reply)
 
@@ -120,12 +120,12 @@ def verifier(**how: Any) -> JwksVerifier:
 ALGORITHMS = ["RS256", "RS384", "RS512", "PS256", "PS384", "PS512", "ES256", "ES384", "ES512", "EdDSA"]
 
 
-# Which tokens are good.
+# Valid and invalid tokens
 
 
 @req("auth-19", "auth-47")
 @pytest.mark.parametrize("algorithm", ALGORITHMS)
-async def test_a_good_token_tells_who_holds_it(algorithm: str, autojump_clock: MockClock) -> None:
+async def test_a_valid_token_names_its_principal(algorithm: str, autojump_clock: MockClock) -> None:
     async with issuing(public(algorithm, "k")):
         verify = verifier()
         principal = await verify(signed(algorithm, "k", org="acme"))
@@ -135,7 +135,7 @@ async def test_a_good_token_tells_who_holds_it(algorithm: str, autojump_clock: M
             NOW + 90,
             {"iss": ISSUER, "aud": AT, "exp": NOW + 60, "sub": "ada", "scope": "read write", "org": "acme"},
         )
-        assert await verify(signed(algorithm, "k", number=1)) is None  # somebody else's key
+        assert await verify(signed(algorithm, "k", number=1)) is None  # another key with the same id
 
 
 @req("auth-19", "auth-21", "auth-47")
@@ -152,7 +152,7 @@ async def test_a_good_token_tells_who_holds_it(algorithm: str, autojump_clock: M
         ({"head": {"b64": False, "crit": ["b64"]}}, "its signature is wrong"),
     ],
 )
-async def test_a_token_that_is_not_good(
+async def test_an_invalid_token_is_not_accepted(
     claims: Any, said: str, caplog: pytest.LogCaptureFixture, autojump_clock: MockClock
 ) -> None:
     caplog.set_level(logging.DEBUG)
@@ -163,7 +163,7 @@ async def test_a_token_that_is_not_good(
     assert not [part for part in token.split(".") if part and part in caplog.text]
 
 
-async def test_clocks_may_differ_a_little(autojump_clock: MockClock) -> None:
+async def test_clocks_can_differ_by_some_seconds(autojump_clock: MockClock) -> None:
     async with issuing(public("ES256", "k")):
         verify = verifier()
         for claims in ({"exp": NOW - 29}, {"nbf": NOW + 30}, {"head": {"typ": "at+JWT"}}, {"head": {"typ": None}}):
@@ -172,7 +172,7 @@ async def test_clocks_may_differ_a_little(autojump_clock: MockClock) -> None:
 
 
 @pytest.mark.parametrize("audience", [AT + "/", ["api://x", "HTTPS://MCP.example.com/mcp"], {AT}])
-async def test_audiences_are_compared_in_one_form(audience: Any, autojump_clock: MockClock) -> None:
+async def test_audiences_are_compared_in_a_normalized_form(audience: Any, autojump_clock: MockClock) -> None:
     async with issuing(public("ES256", "k")):
         assert await verifier(audience=audience)(signed(kid="k")) is not None
 
@@ -182,8 +182,8 @@ def part(value: Any) -> str:
     return base64.urlsafe_b64encode(data).rstrip(b"=").decode()
 
 
-def with_public_key_for_secret() -> str:
-    """The classic: a symmetric signature by what everybody knows."""
+def signed_with_the_public_key() -> str:
+    """The known attack: a symmetric signature with the public key as the secret."""
     key = private("RSA", 0).public_key()
     pem = key.public_bytes(serialization.Encoding.PEM, serialization.PublicFormat.SubjectPublicKeyInfo)
     head, claims = part({"alg": "HS256", "kid": "k", "typ": "JWT"}), part({"iss": ISSUER, "aud": AT, "exp": NOW + 60})
@@ -202,26 +202,26 @@ def with_public_key_for_secret() -> str:
         part({"alg": ["RS256"], "kid": "k"}) + "." + part({"iss": ISSUER}) + "." + part(b"x"),
         part({"alg": "RS256", "kid": 7}) + "." + part({"iss": ISSUER}) + "." + part(b"x"),
         part(b"[" * 100_000) + "." + part({}) + "." + part(b"x"),
-        with_public_key_for_secret(),
+        signed_with_the_public_key(),
         signed("ES256", "k"),  # a key of another kind
         jwt.api_jws.encode(b"[1]", private("RSA", 0), "RS256", {"kid": "k"}),
         jwt.api_jws.encode(b"{", private("RSA", 0), "RS256", {"kid": "k"}),
         jwt.api_jws.encode(b"[" * 100_000, private("RSA", 0), "RS256", {"kid": "k"}),
     ],
 )
-async def test_what_only_looks_like_a_token_is_not_accepted(token: str, autojump_clock: MockClock) -> None:
+async def test_a_forged_or_malformed_token_is_not_accepted(token: str, autojump_clock: MockClock) -> None:
     async with issuing(public("RS256", "k")):
         assert await verifier()(token) is None
 
 
-async def test_only_algorithms_that_are_allowed_are(autojump_clock: MockClock) -> None:
+async def test_only_allowed_algorithms_are_accepted(autojump_clock: MockClock) -> None:
     async with issuing(public("RS256", "k"), public("ES256", "e")):
         verify = verifier(algorithms=["ES256"])
         assert await verify(signed("ES256", "e")) is not None
         assert await verify(signed("RS256", "k")) is None
 
 
-# Which keys are.
+# Valid and invalid keys
 
 
 @pytest.mark.parametrize(
@@ -237,16 +237,16 @@ async def test_only_algorithms_that_are_allowed_are(autojump_clock: MockClock) -
         public("ES384", "k"),
     ],
 )
-async def test_a_key_is_used_for_nothing_but_what_it_is_for(key: Any, autojump_clock: MockClock) -> None:
+async def test_a_key_is_used_for_its_stated_purpose_only(key: Any, autojump_clock: MockClock) -> None:
     async with issuing(key) as issuer:
         verify = verifier()
         assert await verify(signed("ES256", "k")) is None
-        issuer.keys = [public("ES256", "k", alg="ES256", use="sig", d="its private half is not looked at")]
+        issuer.keys = [public("ES256", "k", alg="ES256", use="sig", d="the private part is ignored")]
         await trio.sleep(11)
         assert await verify(signed("ES256", "k")) is not None
 
 
-async def test_a_key_that_is_too_short_is_none(autojump_clock: MockClock) -> None:
+async def test_a_too_short_key_is_not_used(autojump_clock: MockClock) -> None:
     async with issuing(public("short", "k")):
         with pytest.warns(jwt.warnings.InsecureKeyLengthWarning):
             token = signed("short", "k")
@@ -265,10 +265,10 @@ async def test_a_token_need_not_name_the_only_key_that_fits(autojump_clock: Mock
         assert await verify(signed("ES256")) is None
 
 
-# Finding them.
+# Fetching keys
 
 
-async def test_keys_are_fetched_once_for_all_who_wait(autojump_clock: MockClock) -> None:
+async def test_keys_are_fetched_once_for_all_waiting_callers(autojump_clock: MockClock) -> None:
     async with issuing(public("ES256", "k")) as issuer, trio.open_nursery() as nursery:
         issuer.wait = 5
         verify = verifier()
@@ -279,7 +279,7 @@ async def test_keys_are_fetched_once_for_all_who_wait(autojump_clock: MockClock)
                 found.append(await verify(signed(kid="k")))
 
         for number in range(20):
-            nursery.start_soon(one, number == 0)  # the first is gone before they are there
+            nursery.start_soon(one, number == 0)  # the first caller is cancelled before the keys arrive
         await trio.sleep(6)
         assert len(found) == 19
         assert None not in found
@@ -308,9 +308,7 @@ async def test_a_new_key_is_found_and_known_ones_do_not_wait_for_it(autojump_clo
         assert issuer.asked == 2
 
 
-async def test_no_fetch_begins_while_one_is_under_way(
-    autojump_clock: MockClock, monkeypatch: pytest.MonkeyPatch
-) -> None:
+async def test_no_fetch_begins_during_another(autojump_clock: MockClock, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("trio_mcp.oauth.jwks._FETCH_SECONDS", 60.0)
     async with issuing(public("ES256", "k")) as issuer, trio.open_nursery() as nursery:
         issuer.wait = 30
@@ -321,7 +319,7 @@ async def test_no_fetch_begins_while_one_is_under_way(
         assert issuer.asked == 1
 
 
-async def test_unknown_keys_do_not_make_us_ask_without_end(autojump_clock: MockClock) -> None:
+async def test_fetches_for_unknown_keys_are_limited(autojump_clock: MockClock) -> None:
     async with issuing(public("ES256", "k")) as issuer:
         verify = verifier()
         for number in range(100):
@@ -330,7 +328,7 @@ async def test_unknown_keys_do_not_make_us_ask_without_end(autojump_clock: MockC
         assert issuer.asked == 10
 
 
-async def test_keys_that_were_withdrawn_are_good_no_longer(autojump_clock: MockClock) -> None:
+async def test_withdrawn_keys_are_no_longer_accepted(autojump_clock: MockClock) -> None:
     async with issuing(public("ES256", "k")) as issuer:
         verify = verifier()
         assert await verify(signed(kid="k")) is not None
@@ -339,7 +337,7 @@ async def test_keys_that_were_withdrawn_are_good_no_longer(autojump_clock: MockC
         assert await verify(signed(kid="k")) is not None
         assert issuer.asked == 1
         await trio.sleep(1)
-        assert await verify(signed(kid="k")) is not None  # and finds out for the next
+        assert await verify(signed(kid="k")) is not None  # this call starts a fetch in the background
         await wait_all_tasks_blocked()
         assert await verify(signed(kid="k")) is None
 
@@ -356,7 +354,7 @@ BAD_REPLIES = [
 
 
 @pytest.mark.parametrize(("reply", "said"), BAD_REPLIES)
-async def test_without_keys_nobody_is_told_that_a_token_is_bad(
+async def test_without_keys_no_token_counts_as_invalid(
     reply: bytes, said: str, caplog: pytest.LogCaptureFixture, autojump_clock: MockClock
 ) -> None:
     async with issuing(public("ES256", "k")) as issuer:
@@ -373,11 +371,11 @@ async def test_without_keys_nobody_is_told_that_a_token_is_bad(
         issuer.reply = reply
         await trio.sleep(10)
         with pytest.raises(CannotVerify):
-            await verify(signed(kid="new", number=1))  # which may be good
+            await verify(signed(kid="new", number=1))  # the token may be valid
         assert await verify(signed(kid="k")) is not None
 
 
-async def test_an_issuer_that_does_not_answer_is_given_up(
+async def test_an_issuer_that_does_not_answer_is_abandoned(
     caplog: pytest.LogCaptureFixture, autojump_clock: MockClock
 ) -> None:
     async with issuing() as issuer:
@@ -401,11 +399,11 @@ def test_a_verifier_outlives_an_event_loop() -> None:
             assert issuer.asked == 1
 
     trio.run(main, 0, clock=MockClock(autojump_threshold=0))
-    verify._fetch_began += 1e6  # a clock that is ahead of the next one, as they begin anywhere
+    verify._fetch_began += 1e6  # clocks of event loops start at random times, so the next one may be behind
     trio.run(main, 1, clock=MockClock(autojump_threshold=0))
 
 
-async def test_keys_are_fetched_by_tls(autojump_clock: MockClock) -> None:
+async def test_keys_are_fetched_over_tls(autojump_clock: MockClock) -> None:
 
     authority = trustme.CA()
     async with issuing(public("ES256", "k")) as issuer:
@@ -418,7 +416,7 @@ async def test_keys_are_fetched_by_tls(autojump_clock: MockClock) -> None:
         assert await verifier(url=ISSUER + "/jwks", ssl_context=trusting)(signed(kid="k")) is not None
 
 
-# What cannot be.
+# Invalid settings
 
 
 @req("auth-24", "auth-53")
@@ -437,25 +435,27 @@ async def test_keys_are_fetched_by_tls(autojump_clock: MockClock) -> None:
         ({"leeway": -1}, "leeway"),
     ],
 )
-def test_what_would_not_be_safe_is_said_at_once(how: Any, words: str) -> None:
+def test_unsafe_settings_are_refused(how: Any, words: str) -> None:
     with pytest.raises(UsageError, match=words):
         verifier(**how)
 
 
-def test_what_is_missing_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_missing_dependency_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(sys.modules, "jwt", None)
     with pytest.raises(UsageError, match=r"trio_mcp\[oauth\]"):
         verifier()
 
 
-def test_a_verifier_shows_whom_it_trusts() -> None:
+def test_the_repr_of_a_verifier_has_the_issuer() -> None:
     assert repr(verifier()) == f"<JwksVerifier for {ISSUER}>"
 
 
-# With a server.
+# With a server
 
 
-async def test_a_server_is_protected_by_it(caplog: pytest.LogCaptureFixture, autojump_clock: MockClock) -> None:
+async def test_a_server_is_protected_by_a_jwks_verifier(
+    caplog: pytest.LogCaptureFixture, autojump_clock: MockClock
+) -> None:
     caplog.set_level(logging.DEBUG)
     server = Server("notes")
     server.tool(who)

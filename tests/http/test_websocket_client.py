@@ -1,4 +1,4 @@
-"""The client's end of a WebSocket: the way to it, the handshake, messages both ways, and every way to end."""
+"""The client's end of a WebSocket: connecting, the handshake, messages in both directions, and all kinds of ends."""
 
 from __future__ import annotations
 
@@ -45,7 +45,7 @@ URL = "ws://127.0.0.1:3000/ws"
 
 @pytest.fixture(autouse=True, scope="module")
 def no_proxies() -> Iterator[None]:
-    """The machine may have some."""
+    """Remove the proxies of this machine from the environment."""
     with pytest.MonkeyPatch.context() as patch:
         for name in [name for name in os.environ if name.lower().endswith("_proxy")]:
             patch.delenv(name)
@@ -56,8 +56,8 @@ def to_client(opcode: int, payload: bytes = b"", *, fin: bool = True) -> bytes:
     return frame(Role.CLIENT, opcode, payload, fin=fin)
 
 
-def heard_by(server: PipeEnd) -> list[tuple[int, bytes]]:
-    """The frames that a server has been sent, after the handshake if there was one, unmasked."""
+def frames_sent_to(server: PipeEnd) -> list[tuple[int, bytes]]:
+    """The frames that the client sent to a server, unmasked and without the handshake."""
     data = server.heard
     if data.startswith(b"GET "):
         data = data.partition(b"\r\n\r\n")[2]
@@ -69,15 +69,15 @@ def heard_by(server: PipeEnd) -> list[tuple[int, bytes]]:
             width = 2 if size == 126 else 8
             size, at = int.from_bytes(data[2 : 2 + width], "big"), 2 + width
         if len(data) < at + 4 + size:
-            break  # it is on its way
+            break  # an incomplete frame
         key, payload = data[at : at + 4], data[at + 4 : at + 4 + size]
         frames.append((data[0] & 15, bytes(byte ^ key[at % 4] for at, byte in enumerate(payload))))
         data = data[at + 4 + size :]
     return frames
 
 
-async def asked(server: PipeEnd) -> h11.Request:
-    """The request of the handshake."""
+async def handshake_request(server: PipeEnd) -> h11.Request:
+    """Read the request of the handshake."""
     data = b""
     while not data.endswith(b"\r\n\r\n"):
         received = await server.receive_some()
@@ -90,7 +90,7 @@ async def asked(server: PipeEnd) -> h11.Request:
     return event
 
 
-def consent(request: h11.Request, **headers: str | None) -> bytes:
+def acceptance(request: h11.Request, **headers: str | None) -> bytes:
     key = dict(request.headers)[b"sec-websocket-key"]
     fields: dict[str, str | None] = {
         "Upgrade": "websocket",
@@ -106,7 +106,7 @@ def consent(request: h11.Request, **headers: str | None) -> bytes:
 async def dial(
     ours: trio.abc.Stream, url: str = URL, *headers: tuple[str, str], limits: Limits | None = None
 ) -> tuple[trio.abc.Stream, bytes]:
-    """A WebSocket over this stream."""
+    """Open a WebSocket over this stream."""
 
     async def connect() -> trio.abc.Stream:
         await trio.lowlevel.checkpoint()
@@ -116,7 +116,7 @@ async def dial(
         return await dial_websocket(url, ssl_context=None, headers=headers, limits=limits or Limits())
 
 
-# The handshake.
+# The handshake
 
 
 async def test_the_request_is_one_for_mcp_and_without_compression(autojump_clock: MockClock) -> None:
@@ -128,7 +128,7 @@ async def test_the_request_is_one_for_mcp_and_without_compression(autojump_clock
         async def _() -> None:
             opened.append(await dial(ours, "ws://Example.com:8080/a b?a=ä#c".replace(" ", "%20"), ("X-Colour", " ä ")))
 
-        request = await asked(theirs)
+        request = await handshake_request(theirs)
         fields = dict(request.headers)
         assert (request.method, request.target) == (b"GET", b"/a%20b?a=%C3%A4")
         assert len(fields.pop(b"sec-websocket-key")) == 24
@@ -140,7 +140,7 @@ async def test_the_request_is_one_for_mcp_and_without_compression(autojump_clock
             b"sec-websocket-protocol": b"mcp",
             b"x-colour": "ä".encode("latin-1"),
         }
-        await theirs.send_all(consent(request) + b"and more")
+        await theirs.send_all(acceptance(request) + b"and more")
     assert opened == [(ours, b"and more")]
 
 
@@ -159,7 +159,7 @@ BAD_URLS = [
 
 
 @pytest.mark.parametrize(("url", "why"), BAD_URLS)
-async def test_what_is_no_url_of_a_websocket_is_our_callers_mistake(url: str, why: str) -> None:
+async def test_an_invalid_websocket_url_is_a_usage_error(url: str, why: str) -> None:
     ours, theirs = unlimited_pipe()
     with pytest.raises(UsageError) as caught:
         await dial(ours, url)
@@ -178,7 +178,7 @@ async def test_what_is_no_url_of_a_websocket_is_our_callers_mistake(url: str, wh
         *(((each, "secret"), "is set by the connection") for each in ("Host", "UPGRADE", "sec-websocket-key")),
     ],
 )
-async def test_what_is_no_header_is_our_callers_mistake(field: tuple[str, str], why: str) -> None:
+async def test_an_invalid_header_is_a_usage_error(field: tuple[str, str], why: str) -> None:
     ours, theirs = unlimited_pipe()
     with pytest.raises(UsageError, match=why) as caught:
         await dial(ours, URL, field)
@@ -186,10 +186,10 @@ async def test_what_is_no_header_is_our_callers_mistake(field: tuple[str, str], 
     assert theirs.heard == b""
 
 
-async def refused_by(
+async def dial_error(
     reply: Callable[[h11.Request], bytes], url: str = URL, *headers: tuple[str, str], ends: bool = True, **options: Any
 ) -> Exception:
-    """What is raised to who dials a server that answers so, and says no more."""
+    """The exception of a client if the server answers the handshake with this reply and sends no more."""
     ours, theirs = unlimited_pipe()
     caught: list[Exception] = []
     async with trio.open_nursery() as nursery:
@@ -198,10 +198,10 @@ async def refused_by(
         async def _() -> None:
             try:
                 await dial(ours, url, *headers, **options)
-            except Exception as error:  # noqa: BLE001  # whatever it is, the test looks at it
+            except Exception as error:  # noqa: BLE001  # the test checks the exception
                 caught.append(error)
 
-        await theirs.send_all(reply(await asked(theirs)))
+        await theirs.send_all(reply(await handshake_request(theirs)))
         if ends:
             await theirs.send_eof()
     [error] = caught
@@ -215,10 +215,10 @@ REPLIES: list[tuple[str, bytes, int, str, bytes]] = [
     ("a body to the end", b"HTTP/1.0 200 OK\r\n\r\n<html>", 200, "answered 200.*'<html>'", b"<html>"),
     ("a body that is cut", b"HTTP/1.1 502 No\r\nContent-Length: 9\r\n\r\nwhat", 502, "answered 502.*'what'", b"what"),
     ("a long body", b"HTTP/1.1 403 No\r\nContent-Length: 9999\r\n\r\n" + b"x" * 500, 403, "answered 403", b"x" * 400),
-    ("no UTF-8", b"HTTP/1.1 403 No\r\nContent-Length: 1\r\n\r\n\xff", 403, "answered 403", b"\xff"),
-    ("elsewhere", b"HTTP/1.1 307 Go\r\nContent-Length: 1\r\n\r\nx", 307, "answered 307.*Location", b"x"),
+    ("invalid UTF-8", b"HTTP/1.1 403 No\r\nContent-Length: 1\r\n\r\n\xff", 403, "answered 403", b"\xff"),
+    ("a redirect", b"HTTP/1.1 307 Go\r\nContent-Length: 1\r\n\r\nx", 307, "answered 307.*Location", b"x"),
     (
-        "something before",
+        "an informational response",
         b"HTTP/1.1 103 Early Hints\r\n\r\nHTTP/1.1 401 Who\r\nWWW-Authenticate: Bearer\r\nContent-Length: 0\r\n\r\n",
         401,
         "answered 401",
@@ -229,11 +229,11 @@ REPLIES: list[tuple[str, bytes, int, str, bytes]] = [
 
 @pytest.mark.parametrize("ends", [True, False])
 @pytest.mark.parametrize(("about", "reply", "status", "says", "body"), REPLIES, ids=[row[0] for row in REPLIES])
-async def test_what_a_server_answers_otherwise_is_told(
+async def test_an_http_response_to_the_handshake_is_in_the_error(
     about: str, reply: bytes, status: int, says: str, body: bytes, ends: bool, autojump_clock: MockClock
 ) -> None:
-    error = await refused_by(lambda request: reply, "ws://a.example/ws?token=secret", ends=ends)
-    assert trio.current_time() <= CLOSING  # for the rest of a body, that may never come
+    error = await dial_error(lambda request: reply, "ws://a.example/ws?token=secret", ends=ends)
+    assert trio.current_time() <= CLOSING  # the time to wait for the rest of a body
     assert isinstance(error, UpgradeRefused)
     with pytest.raises(UpgradeRefused, match=says):
         raise error
@@ -244,33 +244,37 @@ async def test_what_a_server_answers_otherwise_is_told(
 
 
 @pytest.mark.parametrize("before", [0, 380, 399])
-async def test_no_part_of_a_token_is_told(before: int, autojump_clock: MockClock) -> None:
+async def test_the_error_has_no_part_of_the_token(before: int, autojump_clock: MockClock) -> None:
     token = "abcdefghijklmnopqrstuvwxyz" * 20
     body = b"x" * before + token.encode() + b"y" * 1000
     said = b"HTTP/1.1 401 No\r\nContent-Length: %d\r\n\r\n" % len(body) + body
-    error = await refused_by(lambda request: said, URL, ("Authorization", f"Bearer {token}"))
+    error = await dial_error(lambda request: said, URL, ("Authorization", f"Bearer {token}"))
     assert isinstance(error, UpgradeRefused)
     assert len(error.body) == 400
     assert b"ab" not in error.body
 
 
-CONSENTS: list[tuple[str, dict[str, str | None], str]] = [
+ACCEPTANCES: list[tuple[str, dict[str, str | None], str]] = [
     ("no subprotocol", {"Sec_WebSocket_Protocol": None}, "with no subprotocol instead of mcp"),
-    ("another one", {"Sec_WebSocket_Protocol": "soap"}, "the subprotocol 'soap' instead of mcp"),
+    ("another subprotocol", {"Sec_WebSocket_Protocol": "soap"}, "the subprotocol 'soap' instead of mcp"),
     ("no token", {"Sec_WebSocket_Accept": None}, "Accept does not fit the key"),
     ("another token", {"Sec_WebSocket_Accept": "s3pPLMBiTxaQ9kYGzzhZRbK+xOo="}, "Accept does not fit the key"),
     ("compression", {"Sec_WebSocket_Extensions": "permessage-deflate"}, "not offered: 'permessage-deflate'"),
     ("no upgrade", {"Upgrade": None}, "Upgrade is ''"),
     ("another upgrade", {"Upgrade": "h2c"}, "Upgrade is 'h2c'"),
-    ("an upgrade of nothing", {"Connection": "keep-alive"}, "Upgrade is 'websocket', and its Connection 'keep-alive'"),
+    (
+        "no upgrade in Connection",
+        {"Connection": "keep-alive"},
+        "Upgrade is 'websocket', and its Connection 'keep-alive'",
+    ),
 ]
 
 
-@pytest.mark.parametrize(("about", "headers", "says"), CONSENTS, ids=[row[0] for row in CONSENTS])
-async def test_a_consent_that_is_none_is_told(
+@pytest.mark.parametrize(("about", "headers", "says"), ACCEPTANCES, ids=[row[0] for row in ACCEPTANCES])
+async def test_an_invalid_acceptance_of_the_handshake_is_an_error(
     about: str, headers: dict[str, str | None], says: str, autojump_clock: MockClock
 ) -> None:
-    error = await refused_by(lambda request: consent(request, **headers))
+    error = await dial_error(lambda request: acceptance(request, **headers))
     assert isinstance(error, UpgradeRefused)
     assert error.status == 101
     assert says in str(error)
@@ -278,8 +282,8 @@ async def test_a_consent_that_is_none_is_told(
 
 TLS_ALERT = b"\x15\x03\x01\x00\x02\x02\x46"
 JUNK: list[tuple[str, bytes, bool, type[Exception], str]] = [
-    ("nothing", b"", True, SessionClosed, "closed the connection in the handshake.*not wss://"),
-    ("half", b"HTTP/1.1 101 Switch", True, SessionClosed, "closed the connection"),
+    ("no bytes", b"", True, SessionClosed, "closed the connection in the handshake.*not wss://"),
+    ("half of a head", b"HTTP/1.1 101 Switch", True, SessionClosed, "closed the connection"),
     ("another protocol", b"SSH-2.0-x\r\n\r\n", False, RemoteProtocolError, "did not answer the handshake"),
     ("TLS", TLS_ALERT, False, RemoteProtocolError, "the server uses TLS: use wss://"),
     (
@@ -300,10 +304,10 @@ JUNK: list[tuple[str, bytes, bool, type[Exception], str]] = [
 
 
 @pytest.mark.parametrize(("about", "reply", "ends", "kind", "why"), JUNK, ids=[row[0] for row in JUNK])
-async def test_what_is_no_answer_at_all_is_told(
+async def test_an_invalid_answer_to_the_handshake_is_an_error(
     about: str, reply: bytes, ends: bool, kind: type[Exception], why: str, autojump_clock: MockClock
 ) -> None:
-    error = await refused_by(lambda request: reply, ends=ends)
+    error = await dial_error(lambda request: reply, ends=ends)
     assert type(error) is kind
     with pytest.raises(kind, match=why):
         raise error
@@ -312,17 +316,15 @@ async def test_what_is_no_answer_at_all_is_told(
     assert trio.current_time() == 0
 
 
-async def test_a_connection_that_breaks_in_the_handshake_is_told(autojump_clock: MockClock) -> None:
+async def test_a_connection_that_breaks_in_the_handshake_is_an_error(autojump_clock: MockClock) -> None:
     ours, theirs = unlimited_pipe()
     await theirs.aclose()
     with pytest.raises(SessionClosed, match=URL):
         await dial(ours)
 
 
-@pytest.mark.parametrize("says", ["nothing", "it goes on", "half of the answer"])
-async def test_a_server_that_never_answers_does_not_hold_its_client_for_ever(
-    says: str, autojump_clock: MockClock
-) -> None:
+@pytest.mark.parametrize("says", ["no bytes", "informational responses", "half of the answer"])
+async def test_a_handshake_without_an_answer_has_a_deadline(says: str, autojump_clock: MockClock) -> None:
     ours, theirs = unlimited_pipe()
     async with open_nursery() as nursery:
 
@@ -331,7 +333,7 @@ async def test_a_server_that_never_answers_does_not_hold_its_client_for_ever(
             if says == "half of the answer":
                 await theirs.send_all(b"HTTP/1.1 101 Switch")
             with suppress(trio.BrokenResourceError):
-                while says == "it goes on":
+                while says == "informational responses":
                     await theirs.send_all(b"HTTP/1.1 100 Continue\r\n\r\n")
                     await trio.sleep(1)
 
@@ -345,7 +347,7 @@ async def test_a_server_that_never_answers_does_not_hold_its_client_for_ever(
     ("error", "why"),
     [(ConnectionRefusedError(111, "no"), "connection refused"), (OSError(113, "No route"), "No route")],
 )
-async def test_where_there_is_no_connection_that_is_said(error: OSError, why: str) -> None:
+async def test_a_failed_connection_is_an_error_with_the_reason(error: OSError, why: str) -> None:
     async def connect() -> trio.abc.Stream:
         await trio.lowlevel.checkpoint()
         raise error
@@ -358,7 +360,7 @@ async def test_where_there_is_no_connection_that_is_said(error: OSError, why: st
     assert caught.value.__cause__ is error
 
 
-async def test_what_does_not_speak_tls_is_said_not_to(autojump_clock: MockClock) -> None:
+async def test_a_server_without_tls_is_an_error_with_advice(autojump_clock: MockClock) -> None:
     ours, theirs = unlimited_pipe()
     await theirs.send_all(b"HTTP/1.1 400 Bad Request\r\n\r\n")
     with pytest.raises(ConnectionFailed, match=r"does not speak TLS; is it ws:// instead of wss://\?") as caught:
@@ -366,7 +368,7 @@ async def test_what_does_not_speak_tls_is_said_not_to(autojump_clock: MockClock)
     assert isinstance(caught.value.__cause__, ssl.SSLError)
 
 
-async def test_wss_goes_through_the_proxy_of_https_and_ws_goes_straight(monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_wss_uses_the_proxy_for_https_and_ws_connects_directly(monkeypatch: pytest.MonkeyPatch) -> None:
     asked_for: list[tuple[str, int]] = []
     servers: list[PipeEnd] = []
 
@@ -395,7 +397,7 @@ async def test_wss_goes_through_the_proxy_of_https_and_ws_goes_straight(monkeypa
     assert asked_for == [("proxy.test", 3128), ("a.test", 80), ("b.test", 443)]
 
 
-def test_a_handshake_may_be_cancelled_anywhere_and_leaves_no_connection() -> None:
+def test_a_handshake_can_be_cancelled_at_each_step() -> None:
     async def scenario(attempt: Attempt) -> None:
         ours, theirs = unlimited_pipe()
         opened = False
@@ -411,7 +413,7 @@ def test_a_handshake_may_be_cancelled_anywhere_and_leaves_no_connection() -> Non
     assert cancel_at_each_step(scenario, watch="the scenario") > 2
 
 
-# Frames.
+# Frames
 
 
 def note(text: str) -> bytes:
@@ -421,28 +423,28 @@ def note(text: str) -> bytes:
 _UNREAD = "the peer read less than 1024 bytes a second for 60 seconds (Limits.write_rate, Limits.write_seconds)"
 
 
-class Ear:
-    """The `Talk` of a client that keeps what it hears, and how it ends."""
+class RecordingHandler:
+    """The handler of a link that records the received messages, and the reason of the end."""
 
     def __init__(self, name: str, limits: Limits) -> None:
         info = {"name": name, "version": "1"}
         self.session = ClientProtocol(Offer(info, {}, (REVISIONS[LATEST],)), limits=limits)
-        self.heard: list[str] = []
-        self.why: str | None = None
-        self.scope = trio.CancelScope()  # of the task that carries the link
-        self.over = trio.Event()
-        self.over_at = -1.0
+        self.received: list[str] = []
+        self.reason: str | None = None
+        self.scope = trio.CancelScope()  # the scope of the task that runs the link
+        self.closed = trio.Event()
+        self.closed_at = -1.0
 
     def receive(self, message: Message, now: float) -> None:
         assert isinstance(message, Notification)
-        self.heard.append(message.method)
+        self.received.append(message.method)
 
     def release(self) -> None:
-        """Nobody waits for room."""
+        """No task waits for room."""
 
     def connection_lost(self, why: str) -> None:
-        assert self.why is None
-        self.why = why
+        assert self.reason is None
+        self.reason = why
 
 
 @asynccontextmanager
@@ -453,44 +455,44 @@ async def linked(
     limits: Limits | None = None,
     name: str = "client",
     early: bool = False,
-) -> AsyncIterator[tuple[Ear, PipeEnd, Duplex]]:
-    """A client's end of an open WebSocket, and the server's end of it, which the test plays.
+) -> AsyncIterator[tuple[RecordingHandler, PipeEnd, Duplex]]:
+    """The client's end of an open WebSocket, and the server's end for the test.
 
-    `early`: the client says something before the link is carried.
+    With `early` the client sends a request before the link runs.
     """
     limits = limits or Limits()
     ours, theirs = streams()
-    ear = Ear(name, limits)
+    handler = RecordingHandler(name, limits)
     frames = WebSocketFrames(Role.CLIENT, limits)
     async with open_nursery() as nursery:
-        duplex = Duplex(ear, ours, frames, limits, nursery=nursery, received=received)
+        duplex = Duplex(handler, ours, frames, limits, nursery=nursery, received=received)
 
         async def carry() -> None:
-            with ear.scope:
+            with handler.scope:
                 await duplex.run(20)
-            ear.over_at = trio.current_time()
-            ear.over.set()
+            handler.closed_at = trio.current_time()
+            handler.closed.set()
 
         if early:
-            talks(ear, duplex)
+            send_request(handler, duplex)
             await wait_all_tasks_blocked()
         nursery.start_soon(carry)
-        yield ear, theirs, duplex
+        yield handler, theirs, duplex
         await duplex.end()
-        await wait_or_fail(ear.over.wait, "the end of the link")
+        await wait_or_fail(handler.closed.wait, "the end of the link")
     assert ours._into.no_receiver
-    assert ear.why is not None
+    assert handler.reason is not None
 
 
-def talks(ear: Ear, duplex: Duplex) -> None:
-    """The client says something; it is one message of some hundred bytes."""
-    ear.session.open()
+def send_request(handler: RecordingHandler, duplex: Duplex) -> None:
+    """Let the client send one request of a few hundred bytes."""
+    handler.session.open()
     duplex.wake()
 
 
 FRAMES = [
     to_client(TEXT, note("a")),
-    to_client(TEXT, note("ä€")[:-4], fin=False),  # inside of a character
+    to_client(TEXT, note("ä€")[:-4], fin=False),  # cut within a character
     to_client(PING, b"between"),
     to_client(CONTINUED, note("ä€")[-4:]),
     to_client(PONG, b"?"),
@@ -504,13 +506,15 @@ EXPECTED = (
 )
 
 
-async def take(pieces: list[bytes], received: bytes = b"") -> tuple[list[str], str | None, list[tuple[int, bytes]]]:
-    async with linked(received=received) as (ear, server, _):
+async def receive_pieces(
+    pieces: list[bytes], received: bytes = b""
+) -> tuple[list[str], str | None, list[tuple[int, bytes]]]:
+    async with linked(received=received) as (handler, server, _):
         for piece in pieces:
             await server.send_all(piece)
             await wait_all_tasks_blocked()
-        await wait_or_fail(ear.over.wait, "the end")
-    return ear.heard, ear.why, heard_by(server)
+        await wait_or_fail(handler.closed.wait, "the end")
+    return handler.received, handler.reason, frames_sent_to(server)
 
 
 @settings(max_examples=40)
@@ -518,18 +522,18 @@ async def take(pieces: list[bytes], received: bytes = b"") -> tuple[list[str], s
 def test_chunk_boundaries_do_not_matter(cuts: set[int]) -> None:
     whole = b"".join(FRAMES)
     pieces = [whole[a:b] for a, b in itertools.pairwise([0, *sorted(cuts), len(whole)]) if a < b]
-    got = trio.run(take, pieces, clock=MockClock(autojump_threshold=0))
-    # A close frame in the same piece as the ping comes first: nothing is sent after it.
-    assert (got[:2], got[2][-1]) == (EXPECTED[:2], EXPECTED[2][-1])
+    result = trio.run(receive_pieces, pieces, clock=MockClock(autojump_threshold=0))
+    # If the ping and the close frame come in one piece, only the close frame is answered.
+    assert (result[:2], result[2][-1]) == (EXPECTED[:2], EXPECTED[2][-1])
 
 
-async def test_bytes_may_come_one_by_one(autojump_clock: MockClock) -> None:
-    assert await take([bytes([byte]) for byte in b"".join(FRAMES)]) == EXPECTED
+async def test_bytes_can_come_one_by_one(autojump_clock: MockClock) -> None:
+    assert await receive_pieces([bytes([byte]) for byte in b"".join(FRAMES)]) == EXPECTED
 
 
-async def test_frames_may_come_with_the_consent(autojump_clock: MockClock) -> None:
-    assert await take(FRAMES[3:], b"".join(FRAMES[:3])) == EXPECTED
-    assert (await take([], b"".join(FRAMES)))[:2] == EXPECTED[:2]
+async def test_frames_can_come_with_the_answer_to_the_handshake(autojump_clock: MockClock) -> None:
+    assert await receive_pieces(FRAMES[3:], b"".join(FRAMES[:3])) == EXPECTED
+    assert (await receive_pieces([], b"".join(FRAMES)))[:2] == EXPECTED[:2]
 
 
 async def test_a_ping_is_answered_at_once(autojump_clock: MockClock) -> None:
@@ -537,14 +541,14 @@ async def test_a_ping_is_answered_at_once(autojump_clock: MockClock) -> None:
         await wait_all_tasks_blocked()
         await server.send_all(to_client(PING, b"2"))
         await wait_all_tasks_blocked()
-        assert heard_by(server) == [(PONG, b"1"), (PONG, b"2")]
+        assert frames_sent_to(server) == [(PONG, b"1"), (PONG, b"2")]
         await server.send_eof()
 
 
-async def test_no_more_is_looked_at_at_once_than_others_can_wait_for(
+async def test_received_bytes_are_processed_in_small_pieces(
     autojump_clock: MockClock, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Thirty thousand pings in one piece, one with the consent and one after it."""
+    """Thirty thousand pings come in one piece with the handshake, and as many after it."""
     flood = to_client(PING) * 30_000
     fed: list[int] = []
     feed = WebSocketFrames.feed
@@ -587,59 +591,59 @@ CLOSES: list[tuple[bytes, str, bytes]] = [
 
 
 @pytest.mark.parametrize(("data", "says", "reply"), CLOSES, ids=[row[1] for row in CLOSES])
-async def test_every_end_is_told_with_its_code_and_answered(
+async def test_each_end_of_a_websocket_has_its_reason_and_its_answer(
     data: bytes, says: str, reply: bytes, autojump_clock: MockClock
 ) -> None:
-    async with linked(limits=Limits(message_bytes=100)) as (ear, server, duplex):
+    async with linked(limits=Limits(message_bytes=100)) as (handler, server, duplex):
         await server.send_all(to_client(TEXT, note("before")) + data + to_client(TEXT, note("after")))
-        await wait_or_fail(ear.over.wait, "the end")
-        assert (ear.heard, trio.current_time()) == (["before"], 0)
-        assert ear.why is not None
+        await wait_or_fail(handler.closed.wait, "the end")
+        assert (handler.received, trio.current_time()) == (["before"], 0)
+        assert handler.reason is not None
         with pytest.raises(SessionClosed, match=says):
-            raise SessionClosed(ear.why)
-        talks(ear, duplex)  # which is for nobody
+            raise SessionClosed(handler.reason)
+        send_request(handler, duplex)  # this message is discarded
         await wait_all_tasks_blocked()
-        assert heard_by(server) == [(CLOSE, reply)]
+        assert frames_sent_to(server) == [(CLOSE, reply)]
 
 
 @pytest.mark.parametrize("breaks", [PipeEnd.send_eof, PipeEnd.aclose], ids=["ends", "breaks"])
-async def test_a_server_may_go_after_any_byte(breaks: Any, autojump_clock: MockClock) -> None:
+async def test_the_server_can_disconnect_after_any_byte(breaks: Any, autojump_clock: MockClock) -> None:
     whole = b"".join(FRAMES)
     for size in range(len(whole)):
-        async with linked() as (ear, server, _):
+        async with linked() as (handler, server, _):
             await server.send_all(whole[:size])
             await breaks(server)
-            await wait_or_fail(ear.over.wait, "the end")
-        assert ear.heard == EXPECTED[0][: len(ear.heard)]
-        assert ear.why == "the connection was lost without a close frame"
-        assert (CLOSE, b"") not in heard_by(server)
+            await wait_or_fail(handler.closed.wait, "the end")
+        assert handler.received == EXPECTED[0][: len(handler.received)]
+        assert handler.reason == "the connection was lost without a close frame"
+        assert (CLOSE, b"") not in frames_sent_to(server)
     assert trio.current_time() == 0
 
 
-# Signs of life.
+# Keep-alive
 
 
-async def test_a_silent_server_is_asked_and_then_given_up(autojump_clock: MockClock) -> None:
-    async with linked() as (ear, server, _):
-        await wait_or_fail(ear.over.wait, "the end")
-        assert (ear.over_at, ear.why) == (40, "the peer was silent for 40 seconds")
-        assert heard_by(server) == [(PING, b"")]  # and no farewell to nobody
+async def test_a_silent_server_gets_a_ping_and_then_loses_the_connection(autojump_clock: MockClock) -> None:
+    async with linked() as (handler, server, _):
+        await wait_or_fail(handler.closed.wait, "the end")
+        assert (handler.closed_at, handler.reason) == (40, "the peer was silent for 40 seconds")
+        assert frames_sent_to(server) == [(PING, b"")]  # without a close frame, because the server does not answer
 
 
-async def test_any_sign_of_life_will_do(autojump_clock: MockClock) -> None:
-    async with linked() as (ear, server, _):
+async def test_any_frame_keeps_the_connection_alive(autojump_clock: MockClock) -> None:
+    async with linked() as (handler, server, _):
         for sign in (to_client(PONG), to_client(PING), to_client(TEXT, note("xy")[:9], fin=False)) * 3:
             await trio.sleep(39)
             await server.send_all(sign)
             if sign[0] == TEXT:
                 await server.send_all(to_client(CONTINUED, note("xy")[9:]))
         await server.send_all(close_frame(Role.CLIENT, 1000))
-        await wait_or_fail(ear.over.wait, "the end")
-        assert (ear.heard, ear.over_at) == (["xy"] * 3, 39 * 9)
+        await wait_or_fail(handler.closed.wait, "the end")
+        assert (handler.received, handler.closed_at) == (["xy"] * 3, 39 * 9)
 
 
-async def test_a_server_that_asks_and_does_not_read_is_given_up(autojump_clock: MockClock) -> None:
-    async with linked(streams=one_byte_pipe) as (ear, server, _), trio.open_nursery() as nursery:
+async def test_a_server_that_pings_and_does_not_read_is_dropped(autojump_clock: MockClock) -> None:
+    async with linked(streams=one_byte_pipe) as (handler, server, _), trio.open_nursery() as nursery:
 
         @nursery.start_soon
         async def _() -> None:
@@ -648,113 +652,111 @@ async def test_a_server_that_asks_and_does_not_read_is_given_up(autojump_clock: 
                     await server.send_all(to_client(PING, b"?"))
                     await trio.sleep(5)
 
-        await wait_or_fail(ear.over.wait, "the end")
-        assert (ear.over_at, ear.why) == (60, _UNREAD)
+        await wait_or_fail(handler.closed.wait, "the end")
+        assert (handler.closed_at, handler.reason) == (60, _UNREAD)
         assert server.heard[1:] == b""
 
 
 @pytest.mark.parametrize("early", [True, False])
-async def test_one_that_reads_nothing_from_the_first_byte_on_is_given_up(
-    early: bool, autojump_clock: MockClock
-) -> None:
-    async with linked(streams=one_byte_pipe, early=early) as (ear, server, duplex):
+async def test_a_server_that_never_reads_is_dropped(early: bool, autojump_clock: MockClock) -> None:
+    async with linked(streams=one_byte_pipe, early=early) as (handler, server, duplex):
         if not early:
-            talks(ear, duplex)
-        while not ear.over.is_set():
+            send_request(handler, duplex)
+        while not handler.closed.is_set():
             with suppress(trio.BrokenResourceError):
                 await server.send_all(to_client(PONG))
             await trio.sleep(5)
-        assert (ear.over_at, ear.why) == (60, _UNREAD)
+        assert (handler.closed_at, handler.reason) == (60, _UNREAD)
 
 
-async def test_a_server_that_reads_slowly_is_not_given_up(autojump_clock: MockClock) -> None:
+async def test_a_server_that_reads_slowly_is_not_dropped(autojump_clock: MockClock) -> None:
     piece = 64 * 1024
-    async with linked(streams=lambda: pipe_pair(piece), name="x" * 5 * piece) as (ear, server, duplex):
-        talks(ear, duplex)
-        while not heard_by(server):
+    async with linked(streams=lambda: pipe_pair(piece), name="x" * 5 * piece) as (handler, server, duplex):
+        send_request(handler, duplex)
+        while not frames_sent_to(server):
             await trio.sleep(30)
             await server.send_all(to_client(PONG))
             await server.receive_some(piece)
         assert 2 * Limits().write_seconds < trio.current_time() < 4 * Limits().write_seconds
-        assert ear.why is None
-        assert b"x" * 5 * piece in heard_by(server)[0][1]
+        assert handler.reason is None
+        assert b"x" * 5 * piece in frames_sent_to(server)[0][1]
         await server.send_all(close_frame(Role.CLIENT, 1000))
 
 
-# Closing.
+# Closing
 
 
-async def test_closing_says_so_and_waits_for_the_answer(autojump_clock: MockClock) -> None:
-    async with linked() as (ear, server, duplex):
+async def test_closing_sends_a_close_frame_and_waits_for_the_answer(autojump_clock: MockClock) -> None:
+    async with linked() as (handler, server, duplex):
         await wait_all_tasks_blocked()
         await duplex.end()
         await wait_all_tasks_blocked()
-        assert heard_by(server) == [(CLOSE, (1000).to_bytes(2, "big"))]
-        assert not ear.over.is_set()
+        assert frames_sent_to(server) == [(CLOSE, (1000).to_bytes(2, "big"))]
+        assert not handler.closed.is_set()
         await server.send_all(to_client(TEXT, note("late")) + to_client(PING) + close_frame(Role.CLIENT, 1000))
-        await wait_or_fail(ear.over.wait, "the end")
-        assert (ear.heard, ear.over_at, len(heard_by(server))) == ([], 0, 1)
+        await wait_or_fail(handler.closed.wait, "the end")
+        assert (handler.received, handler.closed_at, len(frames_sent_to(server))) == ([], 0, 1)
 
 
 @pytest.mark.parametrize("streams", [unlimited_pipe, one_byte_pipe])
 @pytest.mark.parametrize("after", [10, 30])
-async def test_closing_does_not_wait_for_ever(streams: Any, after: float, autojump_clock: MockClock) -> None:
-    async with linked(streams=streams) as (ear, server, duplex):
+async def test_closing_has_a_deadline(streams: Any, after: float, autojump_clock: MockClock) -> None:
+    async with linked(streams=streams) as (handler, server, duplex):
         await trio.sleep(after)
         if streams is unlimited_pipe:
             await duplex.end()
         else:
-            ear.scope.cancel()  # `end` would wait for what is being written
-        await wait_or_fail(ear.over.wait, "the end")
-        assert ear.over_at == after + CLOSING
+            handler.scope.cancel()  # `end` would wait for the write in progress
+        await wait_or_fail(handler.closed.wait, "the end")
+        assert handler.closed_at == after + CLOSING
         assert server._out.no_receiver
 
 
-async def test_nothing_follows_half_a_frame(autojump_clock: MockClock) -> None:
-    async with linked(streams=one_byte_pipe) as (ear, server, duplex):
-        talks(ear, duplex)
+async def test_no_bytes_follow_an_incomplete_frame(autojump_clock: MockClock) -> None:
+    async with linked(streams=one_byte_pipe) as (handler, server, duplex):
+        send_request(handler, duplex)
         await wait_all_tasks_blocked()
-        ear.scope.cancel()
-        await wait_or_fail(ear.over.wait, "the end")
-        assert (ear.over_at, len(server.heard)) == (CLOSING, 1)
+        handler.scope.cancel()
+        await wait_or_fail(handler.closed.wait, "the end")
+        assert (handler.closed_at, len(server.heard)) == (CLOSING, 1)
 
 
-async def test_a_frame_that_was_begun_is_finished_before_the_farewell(autojump_clock: MockClock) -> None:
-    async with linked(streams=one_byte_pipe) as (ear, server, duplex):
-        talks(ear, duplex)
+async def test_an_incomplete_frame_is_finished_before_the_close_frame(autojump_clock: MockClock) -> None:
+    async with linked(streams=one_byte_pipe) as (handler, server, duplex):
+        send_request(handler, duplex)
         await wait_all_tasks_blocked()
-        ear.scope.cancel()
+        handler.scope.cancel()
         await trio.sleep(CLOSING / 2)
         server._into.capacity = 10_000
         await server.receive_some()
         await wait_all_tasks_blocked()
         await server.send_all(close_frame(Role.CLIENT, 1000))
-        await wait_or_fail(ear.over.wait, "the end")
-        assert [opcode for opcode, _ in heard_by(server)] == [TEXT, CLOSE]
-        assert ear.over_at == CLOSING / 2
+        await wait_or_fail(handler.closed.wait, "the end")
+        assert [opcode for opcode, _ in frames_sent_to(server)] == [TEXT, CLOSE]
+        assert handler.closed_at == CLOSING / 2
 
 
-async def test_pongs_wait_for_a_frame_that_is_being_sent(autojump_clock: MockClock) -> None:
-    async with linked(streams=one_byte_pipe) as (ear, server, duplex):
-        talks(ear, duplex)
+async def test_pongs_wait_for_the_frame_in_progress(autojump_clock: MockClock) -> None:
+    async with linked(streams=one_byte_pipe) as (handler, server, duplex):
+        send_request(handler, duplex)
         await wait_all_tasks_blocked()
         await server.send_all(to_client(PING, b"!"))
         await wait_all_tasks_blocked()
         server._into.capacity = 10_000
         await server.receive_some()
         await wait_all_tasks_blocked()
-        assert [opcode for opcode, _ in heard_by(server)] == [TEXT, PONG]
+        assert [opcode for opcode, _ in frames_sent_to(server)] == [TEXT, PONG]
         await server.send_all(close_frame(Role.CLIENT, 1000))
 
 
-def test_a_link_may_be_cancelled_anywhere() -> None:
+def test_a_websocket_link_can_be_cancelled_at_each_step() -> None:
     async def scenario(attempt: Attempt) -> None:
         with attempt.window():
-            async with linked(streams=attempt_streams, received=FRAMES[0]) as (ear, server, duplex):
-                talks(ear, duplex)
+            async with linked(streams=attempt_streams, received=FRAMES[0]) as (handler, server, duplex):
+                send_request(handler, duplex)
                 for each in FRAMES[1:]:
                     await server.send_all(each)
-                await ear.over.wait()
+                await handler.closed.wait()
         assert made[-1][0]._into.no_receiver
 
     made: list[Pair] = []
@@ -766,19 +768,19 @@ def test_a_link_may_be_cancelled_anywhere() -> None:
     assert cancel_at_each_step(scenario, watch=any_task) > 10
 
 
-# Calls.
+# Calls
 
 
-async def play(server: PipeEnd, then: bytes, rest: bytes = b"") -> None:
-    """A server that lets a session be opened, and answers the first call by these bytes."""
-    await server.send_all(consent(await asked(server)) + rest)
-    while not any(opcode == TEXT for opcode, _ in heard_by(server)):
+async def serve_one_call(server: PipeEnd, then: bytes, rest: bytes = b"") -> None:
+    """Run a server that opens the session, and answers the first call with these bytes."""
+    await server.send_all(acceptance(await handshake_request(server)) + rest)
+    while not any(opcode == TEXT for opcode, _ in frames_sent_to(server)):
         await server.receive_some()
-    [message] = [json.loads(payload) for opcode, payload in heard_by(server) if opcode == TEXT]
+    [message] = [json.loads(payload) for opcode, payload in frames_sent_to(server) if opcode == TEXT]
     found = {"supportedVersions": [LATEST], "capabilities": {"tools": {}}, "resultType": "complete"}
     answer = {"jsonrpc": "2.0", "id": message["id"], "result": {**found, "ttlMs": 0, "cacheScope": "private"}}
     await server.send_all(to_client(TEXT, json.dumps(answer).encode()))
-    while sum(opcode == TEXT for opcode, _ in heard_by(server)) < 2:
+    while sum(opcode == TEXT for opcode, _ in frames_sent_to(server)) < 2:
         await server.receive_some()
     await server.send_all(then)
 
@@ -791,7 +793,7 @@ async def play(server: PipeEnd, then: bytes, rest: bytes = b"") -> None:
         (to_client(TEXT, b"{}")[:3], "the peer was silent for 40 seconds", 40),
     ],
 )
-async def test_a_call_that_waits_is_told_how_the_connection_ended(
+async def test_a_waiting_call_fails_with_the_reason_of_the_end(
     then: bytes, says: str, at: float, autojump_clock: MockClock
 ) -> None:
     ours, theirs = unlimited_pipe()
@@ -801,17 +803,17 @@ async def test_a_call_that_waits_is_told_how_the_connection_ended(
         return ours
 
     async with no_tasks_left(), trio.open_nursery() as nursery:
-        nursery.start_soon(play, theirs, then, to_client(PING, b"early"))
+        nursery.start_soon(serve_one_call, theirs, then, to_client(PING, b"early"))
         with tcp_connects_to(connect):
             async with open_client(URL, revision=LATEST) as client:
                 with pytest.raises(SessionClosed, match=says):
                     await client.call_tool("wait")
                 assert trio.current_time() == at
-    assert (PONG, b"early") in heard_by(theirs)
+    assert (PONG, b"early") in frames_sent_to(theirs)
     assert ours._into.no_receiver
 
 
-async def test_headers_go_with_the_request_and_a_refusal_by_our_own_server_says_why(autojump_clock: MockClock) -> None:
+async def test_headers_are_sent_and_a_refusal_has_its_reason(autojump_clock: MockClock) -> None:
     async with no_tasks_left(), trio.open_nursery() as nursery:
 
         async def connect() -> trio.abc.Stream:

@@ -1,4 +1,4 @@
-"""WebSockets over real sockets: our two ends, with TLS too, and each of them against another implementation."""
+"""WebSockets over real sockets: both ends of this package, also with TLS, and each end with another implementation."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ HANDSHAKE = "2025-06-18"
 INFO = {"name": "other", "version": "1"}
 
 
-def serving(**options: Any) -> Server:
+def echo_server(**options: Any) -> Server:
     server = Server("served", change_debounce=0, **options)
 
     @server.tool
@@ -39,7 +39,7 @@ def serving(**options: Any) -> Server:
 
 @asynccontextmanager
 async def listening(server: Server, *, ssl_context: ssl.SSLContext | None = None) -> AsyncIterator[str]:
-    """Gives the URL, with the name for which there is a certificate."""
+    """The URL of the server; its host is the name in the certificate."""
     with trio.fail_after(60):
         async with trio.open_nursery() as nursery:
             address = await nursery.start(partial(serve_http, server, ssl_context=ssl_context))
@@ -48,7 +48,7 @@ async def listening(server: Server, *, ssl_context: ssl.SSLContext | None = None
 
 
 def requests(revision: str, text: str) -> list[bytes]:
-    """A client's part, up to a call with the id "call"."""
+    """The messages of a client up to a call with the id "call"."""
     wire = RawClient(unlimited_pipe()[0], revision)
     start = {"protocolVersion": revision, "capabilities": {}, "clientInfo": {"name": "c", "version": "1"}}
     note = {"jsonrpc": "2.0", "method": "notifications/initialized"}
@@ -58,7 +58,7 @@ def requests(revision: str, text: str) -> list[bytes]:
 
 
 def answer(texts: Iterator[bytes | str]) -> str:
-    """The text of the call's result."""
+    """The text in the result of the call."""
     for text in texts:
         message = json.loads(text)
         if message.get("id") == "call":
@@ -67,12 +67,12 @@ def answer(texts: Iterator[bytes | str]) -> str:
     raise AssertionError("no answer")
 
 
-# Our two ends.
+# Both ends of this package
 
 
 @every_revision
-async def test_our_two_ends_over_tcp(revision: str) -> None:
-    async with listening(serving()) as url, open_client(url, revision=revision) as client:
+async def test_both_ends_work_over_tcp(revision: str) -> None:
+    async with listening(echo_server()) as url, open_client(url, revision=revision) as client:
         for text in ("ä€𝄞\u2028", "x" * LARGE):
             assert await client.call_tool("echo", {"text": text}, returns=str) == text
 
@@ -89,17 +89,17 @@ def certified(authority: trustme.CA) -> ssl.SSLContext:
     return context
 
 
-async def test_our_two_ends_over_tls(authority: trustme.CA, certified: ssl.SSLContext) -> None:
+async def test_both_ends_work_over_tls(authority: trustme.CA, certified: ssl.SSLContext) -> None:
     trusting = ssl.create_default_context()
     authority.configure_trust(trusting)
-    async with listening(serving(), ssl_context=certified) as url:
+    async with listening(echo_server(), ssl_context=certified) as url:
         assert url.startswith("wss://")
         async with open_client(url, ssl_context=trusting) as client:
             assert await client.call_tool("echo", {"text": "x" * LARGE}, returns=str) == "x" * LARGE
 
 
-async def test_a_wrong_way_to_the_right_server_says_what_is_wrong_with_it(certified: ssl.SSLContext) -> None:
-    async with listening(serving(), ssl_context=certified) as secure, listening(serving()) as plain:
+async def test_a_wrong_url_for_the_server_is_an_error_with_advice(certified: ssl.SSLContext) -> None:
+    async with listening(echo_server(), ssl_context=certified) as secure, listening(echo_server()) as plain:
         ways: list[tuple[str, type[Exception], str]] = [
             (secure, ConnectionFailed, "certificate of .* is not trusted: .*ssl_context="),
             (secure.replace("wss:", "ws:"), SessionClosed, r"closed the connection.*not wss://$"),
@@ -110,10 +110,10 @@ async def test_a_wrong_way_to_the_right_server_says_what_is_wrong_with_it(certif
         for url, kind, why in ways:
             with pytest.raises(kind, match=why):
                 async with open_client(url):
-                    raise AssertionError("it was opened")
+                    raise AssertionError("the connection was opened")
 
 
-async def test_opening_tls_may_be_cancelled() -> None:
+async def test_opening_tls_can_be_cancelled() -> None:
     [listener] = await trio.open_tcp_listeners(0, host="127.0.0.1")
     async with listener, trio.open_nursery() as nursery:
 
@@ -127,32 +127,32 @@ async def test_opening_tls_may_be_cancelled() -> None:
                         pass
 
         async with open_client(f"wss://127.0.0.1:{listener.socket.getsockname()[1]}/ws"):
-            raise AssertionError("it was opened")
+            raise AssertionError("the connection was opened")
 
 
-async def test_who_breaks_the_rules_over_a_socket_still_hears_why() -> None:
-    # Had the server closed at once with something unread, its last words might have been lost.
+async def test_a_protocol_error_over_a_socket_reaches_the_client() -> None:
+    # If the server closed with unread data, a reset could destroy its close frame.
     why = (
         "^the server closed the connection with code 1009: "
         r"'the message is longer than 100000 bytes \(Limits.message_bytes\)'$"
     )
-    async with listening(serving(limits=Limits(message_bytes=100_000))) as url, open_client(url) as client:
+    async with listening(echo_server(limits=Limits(message_bytes=100_000))) as url, open_client(url) as client:
         with pytest.raises(SessionClosed, match=why):
             await client.call_tool("echo", {"text": "x" * LARGE})
 
 
-# Another implementation.
+# Another implementation
 
 
-def other() -> Any:
+def import_websockets() -> Any:
     found = pytest.importorskip("websockets", reason="another implementation of WebSocket is not installed")
-    importlib.import_module("websockets.exceptions")  # the package does not load it by itself
+    importlib.import_module("websockets.exceptions")  # the package does not import it itself
     return found
 
 
-async def by_other_client(url: str, talk: Callable[[Any], Any], **options: Any) -> Any:
-    """What `talk` makes of a connection that the other client has opened, in a thread of its own."""
-    other()
+async def with_other_client(url: str, talk: Callable[[Any], Any], **options: Any) -> Any:
+    """The result of `talk` with a connection of the other client, in a thread."""
+    import_websockets()
     from websockets.sync.client import connect
 
     def run() -> Any:
@@ -166,7 +166,7 @@ async def by_other_client(url: str, talk: Callable[[Any], Any], **options: Any) 
 async def test_another_client_uses_our_server(revision: str) -> None:
     def talk(connection: Any) -> None:
         assert connection.subprotocol == "mcp"
-        assert connection.protocol.extensions == []  # it has offered to compress
+        assert connection.protocol.extensions == []  # although the client offered compression
         assert "permessage-deflate" in connection.request.headers["Sec-WebSocket-Extensions"]
         for text in ("ä€𝄞\u2028", "x" * LARGE):
             for each in requests(revision, text)[-1:] if text[0] == "x" else requests(revision, text):
@@ -177,12 +177,12 @@ async def test_another_client_uses_our_server(revision: str) -> None:
         connection.send(parts[at : at + 5] for at in range(0, len(parts), 5))
         assert answer(iter(connection)) == "in parts"
 
-    async with listening(serving()) as url:
-        await by_other_client(url, talk)
+    async with listening(echo_server()) as url:
+        await with_other_client(url, talk)
 
 
-async def test_another_client_is_closed_with_the_code_that_tells() -> None:
-    from_here = other()
+async def test_another_client_gets_the_close_code_of_its_error() -> None:
+    websockets = import_websockets()
 
     def talk(data: Any) -> Callable[[Any], tuple[int, str]]:
         def talk(connection: Any) -> tuple[int, str]:
@@ -190,32 +190,32 @@ async def test_another_client_is_closed_with_the_code_that_tells() -> None:
                 connection.send(data)
                 connection.recv()
 
-            with pytest.raises(from_here.exceptions.ConnectionClosed) as caught:
+            with pytest.raises(websockets.exceptions.ConnectionClosed) as caught:
                 exchange()
             return caught.value.rcvd.code, caught.value.rcvd.reason
 
         return talk
 
-    async with listening(serving(limits=Limits(message_bytes=100_000))) as url:
-        assert (await by_other_client(url, talk(b"{}")))[0] == 1003
-        assert (await by_other_client(url, talk("x" * LARGE)))[0] == 1009
+    async with listening(echo_server(limits=Limits(message_bytes=100_000))) as url:
+        assert (await with_other_client(url, talk(b"{}")))[0] == 1003
+        assert (await with_other_client(url, talk("x" * LARGE)))[0] == 1009
 
 
-async def test_another_client_that_is_refused_is_told_why() -> None:
-    from_here = other()
-    async with listening(serving()) as url:
-        with pytest.raises(from_here.exceptions.InvalidStatus) as caught:
-            await by_other_client(url, lambda connection: None, subprotocols=["soap"])
+async def test_another_client_gets_the_reason_of_a_refusal() -> None:
+    websockets = import_websockets()
+    async with listening(echo_server()) as url:
+        with pytest.raises(websockets.exceptions.InvalidStatus) as caught:
+            await with_other_client(url, lambda connection: None, subprotocols=["soap"])
         assert caught.value.response.status_code == 400
         assert b"offer mcp" in caught.value.response.body
-        with pytest.raises(from_here.exceptions.InvalidStatus) as caught:
-            await by_other_client(url, lambda connection: None, origin="http://evil.example")
+        with pytest.raises(websockets.exceptions.InvalidStatus) as caught:
+            await with_other_client(url, lambda connection: None, origin="http://evil.example")
         assert caught.value.response.status_code == 403
 
 
 @contextmanager
 def other_server(handler: Callable[[Any], None], **options: Any) -> Iterator[str]:
-    other()
+    import_websockets()
     from websockets.sync.server import serve
 
     with serve(handler, "127.0.0.1", 0, **{"subprotocols": ["mcp"], "max_size": None, **options}) as server:
@@ -228,8 +228,8 @@ def other_server(handler: Callable[[Any], None], **options: Any) -> Iterator[str
             thread.join()
 
 
-def answers(connection: Any) -> Iterator[dict[str, Any]]:
-    """The requests of a client whose session is opened here; one that was given out is answered by `respond`."""
+def requests_of(connection: Any) -> Iterator[dict[str, Any]]:
+    """Open the session of a client, and yield its other requests; the caller answers them with `response`."""
     for text in connection:
         message = json.loads(text)
         if message["method"] == "initialize":
@@ -248,7 +248,7 @@ async def test_our_client_uses_another_server() -> None:
 
     def handler(connection: Any) -> None:
         assert connection.protocol.extensions == []
-        for message in answers(connection):
+        for message in requests_of(connection):
             text = message["params"]["arguments"]["text"]
             reply = response(message, {"content": [{"type": "text", "text": text}]})
             if text == "parts":
@@ -268,9 +268,9 @@ async def test_our_client_uses_another_server() -> None:
     assert done == [True, 1000]
 
 
-async def test_our_client_hears_how_another_server_closes() -> None:
+async def test_our_client_gets_the_close_reason_of_another_server() -> None:
     def handler(connection: Any) -> None:
-        next(answers(connection))
+        next(requests_of(connection))
         connection.close(4001, "enough")
 
     with other_server(handler) as url, trio.fail_after(60):
@@ -279,8 +279,8 @@ async def test_our_client_hears_how_another_server_closes() -> None:
                 await client.call_tool("echo", {"text": "x"})
 
 
-async def test_our_client_tells_what_another_server_lacks() -> None:
+async def test_our_client_reports_a_missing_subprotocol_of_another_server() -> None:
     lacks = pytest.raises(UpgradeRefused, match="no subprotocol instead of mcp")
     with other_server(lambda connection: None, subprotocols=None) as url, trio.fail_after(60), lacks:
         async with open_client(url):
-            raise AssertionError("it was opened")
+            raise AssertionError("the connection was opened")

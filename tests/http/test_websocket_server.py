@@ -1,4 +1,4 @@
-"""A server by WebSocket: from the request for one to the last close frame, in every revision."""
+"""A server over WebSocket: from the upgrade request to the last close frame, in every revision."""
 
 from __future__ import annotations
 
@@ -48,15 +48,15 @@ from trio_mcp.core.http import HttpRequest, WebSocketFrames
 from trio_mcp.server import Run, converse
 from trio_mcp.server.http import Endpoint, serve_upgrade
 
-# Its errors at the end of a connection reach no client.
+# Clients do not see its errors at the end of a connection, so the tests use it directly.
 from trio_mcp.server.http.websocket import _WebSocketStream
 from trio_mcp.transport import CLOSING
 
-ERAS = pytest.mark.parametrize("revision", ["2025-11-25", LATEST])
+both_eras = pytest.mark.parametrize("revision", ["2025-11-25", LATEST])
 
 
 class Bench:
-    """A server, and the gates at which its handlers wait."""
+    """A server with a tool `gate` that waits for a named event; `ended` has the names of cancelled calls."""
 
     def __init__(self, **options: Any) -> None:
         self.server = server = Server("bench", change_debounce=0, **options)
@@ -104,16 +104,16 @@ def text(result: Object) -> str:
     return found
 
 
-async def gone(wire: RawClient) -> None:
+async def wait_for_end(wire: RawClient) -> None:
     await wait_or_fail(wire.ended.wait, "the end of the server's side")
 
 
-# Sessions.
+# Sessions
 
 
 @req("trans-02", "trans-03")
 @every_revision
-async def test_all_that_a_session_is(revision: str, autojump_clock: MockClock) -> None:
+async def test_a_session_has_calls_progress_and_cancellations(revision: str, autojump_clock: MockClock) -> None:
     bench = Bench()
     async with websocket(bench.server, revision) as (wire, socket):
         assert (await wire.about())["serverInfo"]["name"] == "bench"
@@ -131,14 +131,14 @@ async def test_all_that_a_session_is(revision: str, autojump_clock: MockClock) -
             await wire.call("tools/call", call("nothing"))
         assert not wire.answered(id)
         assert socket.closed is None
-    accepted = socket.heard[0]
+    accepted = socket.events[0]
     assert isinstance(accepted, AcceptConnection)
     assert (accepted.subprotocol, accepted.extensions) == ("mcp", [])
-    assert socket.closed == CloseConnection(code=1000, reason="")  # the answer to the client's
+    assert socket.closed == CloseConnection(code=1000, reason="")  # the answer to the close frame of the client
     assert socket.eof
 
 
-async def test_two_eras_share_a_link(autojump_clock: MockClock) -> None:
+async def test_legacy_and_modern_requests_share_a_connection(autojump_clock: MockClock) -> None:
     async with websocket(Bench().server, "2025-06-18") as (wire, _):
         modern = RawClient(wire.stream, LATEST)
         both = [
@@ -155,7 +155,7 @@ async def test_two_eras_share_a_link(autojump_clock: MockClock) -> None:
 
 
 @every_revision
-async def test_a_batch_is_one_message_where_there_are_batches(revision: str, autojump_clock: MockClock) -> None:
+async def test_a_batch_is_one_message_in_revisions_with_batches(revision: str, autojump_clock: MockClock) -> None:
     async with websocket(Bench().server, revision) as (wire, _):
         ids = ["x", "y"]
         await wire.send([wire.request("tools/call", call("echo", text=id), id=id) for id in ids])
@@ -168,7 +168,7 @@ async def test_a_batch_is_one_message_where_there_are_batches(revision: str, aut
 
 
 @every_revision
-async def test_what_is_no_message_is_answered_and_costs_nothing_else(revision: str, autojump_clock: MockClock) -> None:
+async def test_an_invalid_message_is_answered_and_has_no_other_effect(revision: str, autojump_clock: MockClock) -> None:
     async with websocket(Bench().server, revision) as (wire, _):
         for count, junk in enumerate(["hello", "", "{}"], 1):
             wire.post_bytes(junk.encode() + b"\n")
@@ -176,25 +176,25 @@ async def test_what_is_no_message_is_answered_and_costs_nothing_else(revision: s
             assert len(wire.unaddressed) == count
 
 
-async def test_a_handler_knows_who_asks_and_with_which_headers(autojump_clock: MockClock) -> None:
+async def test_a_handler_has_the_principal_and_the_headers(autojump_clock: MockClock) -> None:
     headers = [(b"X-Colour", b"green"), (b"Authorization", b"Bearer ada")]
     how: Any = {"endpoint": {"authenticate": by_token}, "socket": {"extra_headers": headers}}
     async with websocket(Bench().server, LATEST, **how) as (wire, _):
         assert text(await wire.call("tools/call", call("who"))) == "ada with green"
 
 
-async def test_a_client_may_do_without_a_subprotocol(autojump_clock: MockClock) -> None:
+async def test_a_client_can_omit_the_subprotocol(autojump_clock: MockClock) -> None:
     async with websocket(Bench().server, LATEST, socket={"subprotocols": []}) as (wire, socket):
         await wire.call("tools/list")
-        accepted = socket.heard[0]
+        accepted = socket.events[0]
         assert isinstance(accepted, AcceptConnection)
         assert accepted.subprotocol is None
 
 
-# Requests that are refused.
+# Refused requests
 
 
-async def answer_to(data: bytes, *, bench: Bench | None = None, **how: Any) -> bytes:
+async def http_answer_to(data: bytes, *, bench: Bench | None = None, **how: Any) -> bytes:
     ours, theirs = unlimited_pipe()
     await ours.send_all(data)
     await serve_websocket((bench or Bench()).server, theirs, **how)
@@ -215,13 +215,13 @@ REFUSED: list[tuple[bytes, int, str]] = [
 
 @req("http-03", "http-04", "http-05")
 @pytest.mark.parametrize(("data", "status", "says"), REFUSED, ids=[str(row[1]) + row[2] for row in REFUSED])
-async def test_a_refusal_is_http_with_a_json_rpc_error_and_the_end_of_the_connection(
+async def test_a_refusal_is_an_http_response_with_a_json_rpc_error(
     data: bytes, status: int, says: str, autojump_clock: MockClock, caplog: pytest.LogCaptureFixture
 ) -> None:
     caplog.set_level(logging.INFO, "trio_mcp.http")
     seen: list[tuple[str, bytes]] = []
-    heard = await answer_to(data, tap=lambda *what: seen.append(what))
-    head, _, body = heard.partition(b"\r\n\r\n")
+    raw = await http_answer_to(data, tap=lambda *event: seen.append(event))
+    head, _, body = raw.partition(b"\r\n\r\n")
     first, *fields = head.decode().split("\r\n")
     assert first.startswith(f"HTTP/1.1 {status} ")
     assert "Connection: close" in fields or (status == 426 and "Connection: Upgrade, close" in fields)
@@ -229,23 +229,23 @@ async def test_a_refusal_is_http_with_a_json_rpc_error_and_the_end_of_the_connec
     error = json.loads(body)
     assert (error["jsonrpc"], "id" in error, error["error"]["code"]) == ("2.0", False, -32600)
     assert says in error["error"]["message"]
-    assert seen == [("out", heard)]
+    assert seen == [("out", raw)]
     (told,) = caplog.messages
     assert told.endswith(f": {status}, {error['error']['message']}")
 
 
-async def test_who_does_not_say_who_he_is_is_not_let_in(autojump_clock: MockClock) -> None:
-    heard = await answer_to(upgrade_request(), authenticate=by_token)
-    assert heard.startswith(b"HTTP/1.1 401 Unauthorized\r\n")
-    assert b"\r\nWWW-Authenticate: Bearer\r\n" in heard
+async def test_a_websocket_without_credentials_gets_401(autojump_clock: MockClock) -> None:
+    raw = await http_answer_to(upgrade_request(), authenticate=by_token)
+    assert raw.startswith(b"HTTP/1.1 401 Unauthorized\r\n")
+    assert b"\r\nWWW-Authenticate: Bearer\r\n" in raw
 
 
-async def test_who_is_not_let_in_by_origin_is_not_asked_for_anything_else(autojump_clock: MockClock) -> None:
-    heard = await answer_to(upgrade_request(Origin="http://evil.example"), authenticate=by_token)
-    assert heard.startswith(b"HTTP/1.1 403 Forbidden\r\n")
+async def test_a_refused_origin_gets_403_without_authentication(autojump_clock: MockClock) -> None:
+    raw = await http_answer_to(upgrade_request(Origin="http://evil.example"), authenticate=by_token)
+    assert raw.startswith(b"HTTP/1.1 403 Forbidden\r\n")
 
 
-async def test_requests_for_websockets_count_as_requests(autojump_clock: MockClock) -> None:
+async def test_requests_for_websockets_count_for_the_request_rate(autojump_clock: MockClock) -> None:
     bench = Bench(limits=Limits(request_rate=1))
     async with bench.server.running() as run:
         endpoint = Endpoint(cast("Run", run))
@@ -259,27 +259,27 @@ async def test_requests_for_websockets_count_as_requests(autojump_clock: MockClo
     assert answers == [b"101", b"429", b"101"]
 
 
-async def test_a_server_that_drains_takes_no_websocket(autojump_clock: MockClock) -> None:
+async def test_a_draining_server_refuses_websockets(autojump_clock: MockClock) -> None:
     bench = Bench()
     async with bench.server.running(), bench.server.draining(1):
-        assert (await answer_to(upgrade_request(), bench=bench)).startswith(b"HTTP/1.1 503 ")
+        assert (await http_answer_to(upgrade_request(), bench=bench)).startswith(b"HTTP/1.1 503 ")
 
 
-async def test_what_authentication_raises_is_500_and_told_to_the_log_alone(
+async def test_an_exception_of_authenticate_gives_500_and_is_logged(
     autojump_clock: MockClock, caplog: pytest.LogCaptureFixture
 ) -> None:
     async def fails(request: HttpRequest) -> str:
         raise KeyError("a secret")
 
-    heard = await answer_to(upgrade_request(), authenticate=fails)
-    assert heard.startswith(b"HTTP/1.1 500 Internal Server Error\r\n")
-    assert b"secret" not in heard
+    raw = await http_answer_to(upgrade_request(), authenticate=fails)
+    assert raw.startswith(b"HTTP/1.1 500 Internal Server Error\r\n")
+    assert b"secret" not in raw
     [record] = caplog.records
     head, *trace = record.message.splitlines()
     assert (head, trace[-1]) == ("authenticate has failed", "KeyError: 'a secret'")
 
 
-async def test_what_the_tap_raises_leaves_and_closes_the_connection(autojump_clock: MockClock) -> None:
+async def test_an_exception_of_the_tap_propagates_and_closes_the_connection(autojump_clock: MockClock) -> None:
     def tap(direction: str, data: bytes) -> None:
         raise KeyError("x")
 
@@ -290,7 +290,7 @@ async def test_what_the_tap_raises_leaves_and_closes_the_connection(autojump_clo
     assert (ours.heard, await ours.receive_some()) == (b"", b"")
 
 
-async def test_a_client_that_went_during_the_handshake_is_no_error(autojump_clock: MockClock) -> None:
+async def test_a_client_that_disconnects_in_the_handshake_is_no_error(autojump_clock: MockClock) -> None:
     for data in (upgrade_request(), upgrade_request(Upgrade="h2c")):
         ours, theirs = unlimited_pipe()
         await ours.send_all(data)
@@ -298,8 +298,8 @@ async def test_a_client_that_went_during_the_handshake_is_no_error(autojump_cloc
         await serve_websocket(Bench().server, theirs)
 
 
-@pytest.mark.parametrize("data", [upgrade_request(), upgrade_request(Upgrade="h2c")], ids=["consent", "refusal"])
-async def test_who_does_not_read_the_answer_is_not_waited_for_for_ever(data: bytes, autojump_clock: MockClock) -> None:
+@pytest.mark.parametrize("data", [upgrade_request(), upgrade_request(Upgrade="h2c")], ids=["acceptance", "refusal"])
+async def test_an_unread_answer_to_the_handshake_has_a_deadline(data: bytes, autojump_clock: MockClock) -> None:
     ours, theirs = unlimited_pipe()
     await ours.send_all(data)
     ours._into.capacity = 1
@@ -308,11 +308,11 @@ async def test_who_does_not_read_the_answer_is_not_waited_for_for_ever(data: byt
     assert theirs._into.no_receiver
 
 
-# Bytes.
+# Bytes
 
 
-def exchange(revision: str) -> list[bytes]:
-    """What a client sends, one frame after the other: messages in fragments, pings between, and a close frame."""
+def client_frames(revision: str) -> list[bytes]:
+    """The frames of a client after its upgrade request: messages in fragments, with pings between the fragments."""
     wire = RawClient(unlimited_pipe()[0], revision)
     start = {"protocolVersion": revision, "capabilities": {}, "clientInfo": {"name": "c", "version": "1"}}
     note = {"jsonrpc": "2.0", "method": "notifications/initialized"}
@@ -329,8 +329,8 @@ def exchange(revision: str) -> list[bytes]:
     return frames
 
 
-def answers_to(revision: str, pieces: list[bytes], closes: bool = True) -> tuple[list[bytes], list[Any]]:
-    """What a server sends for these pieces: messages, sorted, as calls may end in any order; and the rest."""
+def server_frames_for(revision: str, pieces: list[bytes], closes: bool = True) -> tuple[list[bytes], list[Any]]:
+    """The messages of a server for these pieces, sorted because calls end in any order; and its other frames."""
 
     async def main() -> bytes:
         ours, theirs = unlimited_pipe()
@@ -344,8 +344,8 @@ def answers_to(revision: str, pieces: list[bytes], closes: bool = True) -> tuple
             await ours.send_eof()
         return ours.heard
 
-    heard = trio.run(main, clock=MockClock(autojump_threshold=0))
-    _, _, frames = heard.partition(b"\r\n\r\n")
+    raw = trio.run(main, clock=MockClock(autojump_threshold=0))
+    _, _, frames = raw.partition(b"\r\n\r\n")
     messages: list[bytes] = []
     controls: list[Any] = []
     at = 0
@@ -368,32 +368,34 @@ def answers_to(revision: str, pieces: list[bytes], closes: bool = True) -> tuple
 @settings(max_examples=30)
 @given(st.sampled_from(REVISION_NAMES), st.data())
 def test_chunk_boundaries_do_not_matter(revision: str, data: st.DataObject) -> None:
-    whole = b"".join(exchange(revision))
+    whole = b"".join(client_frames(revision))
     cuts = sorted(data.draw(st.sets(st.integers(1, len(whole) - 1), max_size=12)))
-    messages, controls = answers_to(revision, exchange(revision))
+    messages, controls = server_frames_for(revision, client_frames(revision))
     assert len(messages) == (2 if revision == LATEST else 3)
     assert controls[-1] == (CLOSE, (1000).to_bytes(2, "big"))
-    cut = answers_to(revision, [whole[a:b] for a, b in itertools.pairwise([0, *cuts, len(whole)])])
+    cut = server_frames_for(revision, [whole[a:b] for a, b in itertools.pairwise([0, *cuts, len(whole)])])
     assert (cut[0], cut[1][-1]) == (messages, controls[-1])
 
 
 @every_revision
-def test_bytes_may_come_one_by_one(revision: str) -> None:
-    pieces = exchange(revision)
-    assert answers_to(revision, [bytes([byte]) for byte in b"".join(pieces)]) == answers_to(revision, pieces)
+def test_bytes_can_come_one_by_one(revision: str) -> None:
+    pieces = client_frames(revision)
+    assert server_frames_for(revision, [bytes([byte]) for byte in b"".join(pieces)]) == server_frames_for(
+        revision, pieces
+    )
 
 
 @every_revision
-def test_all_may_come_at_once_with_the_request(revision: str) -> None:
-    pieces = exchange(revision)
-    # With the close frame in the same piece nobody would wait for the answers.
-    messages, controls = answers_to(revision, [b"".join(pieces)])
-    assert (messages, controls[-1]) == (answers_to(revision, pieces)[0], (CLOSE, (1000).to_bytes(2, "big")))
+def test_all_frames_can_come_with_the_upgrade_request(revision: str) -> None:
+    pieces = client_frames(revision)
+    # A close frame in the same piece would end the calls before their answers.
+    messages, controls = server_frames_for(revision, [b"".join(pieces)])
+    assert (messages, controls[-1]) == (server_frames_for(revision, pieces)[0], (CLOSE, (1000).to_bytes(2, "big")))
 
 
-@ERAS
-def test_a_client_may_go_after_any_byte(revision: str, cuts: Cuts) -> None:
-    whole = b"".join(exchange(revision)) + close_frame(Role.SERVER, 1000)
+@both_eras
+def test_the_client_can_disconnect_after_any_byte(revision: str, cuts: Cuts) -> None:
+    whole = b"".join(client_frames(revision)) + close_frame(Role.SERVER, 1000)
 
     async def main(size: int) -> None:
         ours, theirs = unlimited_pipe()
@@ -410,7 +412,7 @@ def test_a_client_may_go_after_any_byte(revision: str, cuts: Cuts) -> None:
         trio.run(main, size, clock=MockClock(autojump_threshold=0))
 
 
-# Closing.
+# Closing
 
 FAULTS: list[tuple[bytes, int, str]] = [
     (frame(Role.SERVER, 2, b"{}"), 1003, "binary"),
@@ -424,10 +426,10 @@ FAULTS: list[tuple[bytes, int, str]] = [
 
 
 @asynccontextmanager
-async def opened(
+async def open_websocket(
     bench: Bench, *, streams: Any = unlimited_pipe, **how: Any
 ) -> AsyncIterator[tuple[PipeEnd, PipeEnd, trio.Event]]:
-    """Both ends of a connection that is a WebSocket already, and when it has been served."""
+    """Both ends of an open WebSocket, and an event for the end of its server."""
     ours, theirs = streams()
     done = trio.Event()
 
@@ -447,71 +449,69 @@ async def opened(
 
 
 @pytest.mark.parametrize(("fault", "code", "says"), FAULTS, ids=[f"{row[1]} {row[2]}" for row in FAULTS])
-async def test_who_breaks_the_rules_is_told_and_may_go_on_sending_until_he_has_heard(
+async def test_a_protocol_error_is_answered_and_later_frames_are_discarded(
     fault: bytes, code: int, says: str, autojump_clock: MockClock
 ) -> None:
     bench = Bench(limits=Limits(message_bytes=2000))
     ask = json.dumps(RawClient(unlimited_pipe()[0], LATEST).request("tools/call", call("gate", name="a"))).encode()
-    async with opened(bench) as (ours, _, done):
+    async with open_websocket(bench) as (ours, _, done):
         await ours.send_all(frame(Role.SERVER, TEXT, ask))
         await wait_all_tasks_blocked()
         await ours.send_all(fault)
         await wait_all_tasks_blocked()
         assert bench.ended == ["a"]
-        heard = await ours.receive_some()
-        assert heard[0] == 0x88
-        assert int.from_bytes(heard[2:4], "big") == code
-        assert says in heard[4:].decode()
-        assert heard[1] == len(heard) - 2
+        raw = await ours.receive_some()
+        assert raw[0] == 0x88
+        assert int.from_bytes(raw[2:4], "big") == code
+        assert says in raw[4:].decode()
+        assert raw[1] == len(raw) - 2
         start = trio.current_time()
-        for _ in range(100):  # what was on its way breaks no pipe
+        for _ in range(100):  # further frames do not break the connection
             await ours.send_all(frame(Role.SERVER, TEXT, b"late"))
         await wait_all_tasks_blocked()
         assert not done.is_set()
         await ours.send_all(close_frame(Role.SERVER, code))
-        if code in (1002, 1007) or not fault[0] & 0x80:  # after that nothing can be told apart any more
+        if code in (1002, 1007) or not fault[0] & 0x80:  # after these errors the server cannot find the close frame
             await ours.send_eof()
         await wait_or_fail(done.wait, "the end")
         assert trio.current_time() == start
         assert await ours.receive_some() == b""
 
 
-async def test_who_does_not_answer_our_close_frame_is_not_waited_for(autojump_clock: MockClock) -> None:
+async def test_the_wait_for_the_answer_to_a_close_frame_has_a_deadline(autojump_clock: MockClock) -> None:
     bench = Bench()
     start = trio.current_time()
-    async with opened(bench) as (ours, theirs, _):
+    async with open_websocket(bench) as (ours, theirs, _):
         await ours.send_all(frame(Role.SERVER, 2))
     assert trio.current_time() == start + CLOSING
     assert theirs._into.no_receiver
 
 
 @pytest.mark.parametrize("code", [1000, 1001, 1011, 3000, 4999])
-async def test_a_close_frame_is_answered_by_the_same_code_and_ends_what_runs(
-    code: int, autojump_clock: MockClock
-) -> None:
+async def test_a_close_frame_is_answered_with_its_code_and_cancels_calls(code: int, autojump_clock: MockClock) -> None:
     bench = Bench()
     async with websocket(bench.server, LATEST) as (wire, socket):
         await wire.start("tools/call", call("gate", name="a"))
         await wait_all_tasks_blocked()
         await socket.send(CloseConnection(code=code, reason="because"))
-        await gone(wire)
+        await wait_for_end(wire)
         assert bench.ended == ["a"]
     assert socket.closed == CloseConnection(code=code, reason="")
 
 
-async def test_a_close_frame_right_after_a_request_is_answered_all_the_same(autojump_clock: MockClock) -> None:
+async def test_a_close_frame_directly_after_a_request_is_answered(autojump_clock: MockClock) -> None:
     ask = json.dumps(RawClient(unlimited_pipe()[0], LATEST).request("tools/call", call("echo", text="x"))).encode()
-    async with opened(Bench()) as (ours, _, _):
+    async with open_websocket(Bench()) as (ours, _, _):
         await ours.send_all(frame(Role.SERVER, TEXT, ask) + close_frame(Role.SERVER, 1000))
-        heard = b""
+        raw = b""
         while received := await ours.receive_some():
-            heard += received
-    assert heard.endswith(b"\x88\x02" + (1000).to_bytes(2, "big"))
-    assert heard.count(b"\x88\x02") == 1
+            raw += received
+    assert raw.endswith(b"\x88\x02" + (1000).to_bytes(2, "big"))
+    assert raw.count(b"\x88\x02") == 1
 
 
 @every_revision
-async def test_a_drain_lets_calls_end_and_then_says_1001(revision: str, autojump_clock: MockClock) -> None:
+async def test_a_drain_lets_calls_finish_and_then_closes_with_1001(revision: str, autojump_clock: MockClock) -> None:
     bench = Bench()
     drain = trio.Event()
     async with websocket(bench.server, revision, drain=drain) as (wire, socket):
@@ -524,13 +524,13 @@ async def test_a_drain_lets_calls_end_and_then_says_1001(revision: str, autojump
             await wire.call("tools/call", call("echo", text="new"))
         bench.open("a").set()
         assert text((await wire.response(id))["result"]) == "a"
-        await gone(wire)
+        await wait_for_end(wire)
     assert socket.closed is not None
     assert (socket.closed.code, bench.ended) == (1001, [])
 
 
-@ERAS
-async def test_a_server_that_stops_says_1001(revision: str, autojump_clock: MockClock) -> None:
+@both_eras
+async def test_a_server_that_stops_closes_with_1001(revision: str, autojump_clock: MockClock) -> None:
     bench = Bench()
     ours, theirs = unlimited_pipe()
     socket = Socket(ours)
@@ -542,13 +542,13 @@ async def test_a_server_that_stops_says_1001(revision: str, autojump_clock: Mock
             await wire.open()
             await wire.start("tools/call", call("gate", name="a"))
             await wait_all_tasks_blocked()
-        await gone(wire)
+        await wait_for_end(wire)
     assert bench.ended == ["a"]
     assert socket.closed is not None
     assert socket.closed.code == 1001
 
 
-async def test_a_session_that_fails_says_1011(autojump_clock: MockClock) -> None:
+async def test_a_failed_session_closes_with_1011(autojump_clock: MockClock) -> None:
     ours, theirs = unlimited_pipe()
     frames = WebSocketFrames(Role.SERVER, Limits())
     link = _WebSocketStream(theirs, frames, b"")
@@ -564,7 +564,7 @@ async def test_a_session_that_fails_says_1011(autojump_clock: MockClock) -> None
     assert ours.heard[:4] == b"\x88\x2e" + (1011).to_bytes(2, "big")
 
 
-async def test_a_handler_hears_how_its_client_has_ended_the_connection(autojump_clock: MockClock) -> None:
+async def test_the_cancellation_of_a_handler_has_the_reason_of_the_client(autojump_clock: MockClock) -> None:
     server, reasons = Server("test"), []
 
     @server.tool
@@ -579,11 +579,11 @@ async def test_a_handler_hears_how_its_client_has_ended_the_connection(autojump_
         await wire.start("tools/call", call("wait"))
         await wait_all_tasks_blocked()
         await socket.send(CloseConnection(code=1001, reason="bye"))
-        await gone(wire)
+        await wait_for_end(wire)
     assert reasons == ["the client closed the connection with code 1001: 'bye'"]
 
 
-async def test_a_connection_that_is_closed_without_a_farewell_says_1011(autojump_clock: MockClock) -> None:
+async def test_aclose_without_a_close_frame_closes_with_1011(autojump_clock: MockClock) -> None:
     ours, theirs = unlimited_pipe()
     frames = WebSocketFrames(Role.SERVER, Limits())
     link = _WebSocketStream(theirs, frames, b"")
@@ -594,7 +594,7 @@ async def test_a_connection_that_is_closed_without_a_farewell_says_1011(autojump
     assert theirs._into.no_receiver
 
 
-async def test_nothing_follows_half_a_frame(autojump_clock: MockClock) -> None:
+async def test_no_bytes_follow_an_incomplete_frame(autojump_clock: MockClock) -> None:
     ours, theirs = one_byte_pipe()
     link = _WebSocketStream(theirs, WebSocketFrames(Role.SERVER, Limits()), b"")
     with trio.move_on_after(60):
@@ -605,7 +605,7 @@ async def test_nothing_follows_half_a_frame(autojump_clock: MockClock) -> None:
 
 
 @pytest.mark.parametrize("goes", [PipeEnd.aclose, PipeEnd.send_eof])
-async def test_who_has_gone_is_told_nothing(goes: Any, autojump_clock: MockClock) -> None:
+async def test_a_disconnected_client_gets_no_close_frame(goes: Any, autojump_clock: MockClock) -> None:
     ours, theirs = unlimited_pipe()
     link = _WebSocketStream(theirs, WebSocketFrames(Role.SERVER, Limits()), b"before")
     await link.wait_send_all_might_not_block()
@@ -616,7 +616,7 @@ async def test_who_has_gone_is_told_nothing(goes: Any, autojump_clock: MockClock
     assert (ours.heard, theirs._into.no_receiver) == (b"", True)
 
 
-async def test_a_stream_that_breaks_ends_the_connection(autojump_clock: MockClock) -> None:
+async def test_a_broken_stream_ends_the_connection(autojump_clock: MockClock) -> None:
     ours, theirs = unlimited_pipe()
     link = _WebSocketStream(theirs, WebSocketFrames(Role.SERVER, Limits()), b"")
     await theirs.aclose()
@@ -639,17 +639,17 @@ async def test_a_tap_sees_all_frames(autojump_clock: MockClock) -> None:
         await wire.call("tools/list")
     assert seen["out"] == ours.heard
     assert theirs.heard.endswith(seen["in"])
-    assert theirs.heard == opening_of(theirs.heard) + seen["in"]
+    assert theirs.heard == head_of(theirs.heard) + seen["in"]
 
 
-def opening_of(data: bytes) -> bytes:
+def head_of(data: bytes) -> bytes:
     return data[: data.index(b"\r\n\r\n") + 4]
 
 
-# Pings.
+# Pings
 
 
-@ERAS
+@both_eras
 async def test_pings_are_answered(revision: str, autojump_clock: MockClock) -> None:
     async with websocket(Bench().server, revision) as (wire, socket):
         await socket.send(Ping(payload=b"one"))
@@ -659,33 +659,31 @@ async def test_pings_are_answered(revision: str, autojump_clock: MockClock) -> N
         assert (socket.pongs[0], socket.pongs[-1]) == (b"one", b"two")
 
 
-async def test_a_quiet_client_is_asked_whether_it_is_there(autojump_clock: MockClock) -> None:
+async def test_an_idle_client_gets_pings(autojump_clock: MockClock) -> None:
     async with websocket(Bench().server, LATEST, endpoint={"keep_alive": 15}) as (wire, socket):
         await trio.sleep(100)
-        pings = [event for event in socket.heard if isinstance(event, Ping)]
+        pings = [event for event in socket.events if isinstance(event, Ping)]
         assert len(pings) == 6
         assert await wire.call("tools/list")
 
 
 @pytest.mark.parametrize("streams", [unlimited_pipe, one_byte_pipe])
-async def test_a_dead_client_is_given_up(streams: Any, autojump_clock: MockClock) -> None:
+async def test_a_client_that_does_not_answer_pings_is_dropped(streams: Any, autojump_clock: MockClock) -> None:
     bench = Bench()
     start = trio.current_time()
     how: Any = {"endpoint": {"keep_alive": 15}, "socket": {"pongs": False}}
     async with websocket(bench.server, LATEST, streams=streams, **how) as (wire, _):
         await wire.start("tools/call", call("gate", name="a"))
-        await gone(wire)
+        await wait_for_end(wire)
         assert bench.ended == ["a"]
         assert start + 30 <= trio.current_time() <= start + 30 + CLOSING
 
 
-# Those who do not read.
+# Clients that do not read
 
 
-@ERAS
-async def test_a_client_that_does_not_read_costs_little_and_its_calls_wait(
-    revision: str, autojump_clock: MockClock
-) -> None:
+@both_eras
+async def test_the_calls_of_a_client_that_does_not_read_wait(revision: str, autojump_clock: MockClock) -> None:
     limits = Limits(outgoing=10, write_seconds=1e6)
     async with websocket(Bench(limits=limits).server, revision, streams=one_byte_pipe) as (wire, _):
         with wire.not_reading():
@@ -693,29 +691,27 @@ async def test_a_client_that_does_not_read_costs_little_and_its_calls_wait(
             await wait_all_tasks_blocked()
             before = trio.current_time()
             await trio.sleep(100)
-            assert trio.current_time() == before + 100  # nothing spins
+            assert trio.current_time() == before + 100  # the clock advances only if no task is busy
         first = await wire.note(PROGRESS)
         assert first["progress"] == 0
         await wire.cancel("c")
 
 
-async def test_a_client_that_takes_nothing_for_too_long_is_dropped(autojump_clock: MockClock) -> None:
+async def test_a_client_that_does_not_read_for_too_long_is_dropped(autojump_clock: MockClock) -> None:
     bench = Bench(limits=Limits(write_seconds=60))
     ask = json.dumps(RawClient(unlimited_pipe()[0], LATEST).request("tools/call", call("much", size=500_000))).encode()
-    async with opened(bench, streams=one_byte_pipe) as (ours, _, done):
+    async with open_websocket(bench, streams=one_byte_pipe) as (ours, _, done):
         start = trio.current_time()
         await ours.send_all(frame(Role.SERVER, TEXT, ask))
         await wait_or_fail(done.wait, "the end")
         assert start + 60 <= trio.current_time() <= start + 60 + CLOSING
-        heard = b""
+        raw = b""
         while received := await ours.receive_some():
-            heard += received
-        assert len(heard) < 500_000  # and nothing after the half of a frame
+            raw += received
+        assert len(raw) < 500_000  # and no bytes follow the incomplete frame
 
 
-async def test_no_more_is_read_at_once_than_can_be_looked_at_while_others_wait(
-    autojump_clock: MockClock, monkeypatch: pytest.MonkeyPatch
-) -> None:
+async def test_bytes_are_read_in_small_pieces(autojump_clock: MockClock, monkeypatch: pytest.MonkeyPatch) -> None:
     ours, theirs = unlimited_pipe()
     receive = theirs.receive_some
     asked: list[int | None] = []
@@ -737,24 +733,24 @@ async def test_no_more_is_read_at_once_than_can_be_looked_at_while_others_wait(
     assert {*asked} == {8 * 1024}
 
 
-async def test_pings_without_end_make_nothing_pile_up(autojump_clock: MockClock) -> None:
+async def test_endless_pings_use_a_limited_amount_of_memory(autojump_clock: MockClock) -> None:
     bench = Bench(limits=Limits(calls=10, outgoing=10, write_seconds=1e6))
     flood = frame(Role.SERVER, PING, b"x" * 100)
-    async with opened(bench, streams=one_byte_pipe) as (ours, theirs, _):
+    async with open_websocket(bench, streams=one_byte_pipe) as (ours, theirs, _):
         with trio.move_on_after(1000):
             while True:
                 await ours.send_all(flood)
-        # It is not read any more, once a few pongs wait.
+        # The server stops reading when a few pongs wait.
         assert len(theirs.heard) < 200 * len(flood)
         await ours.aclose()
 
 
-async def test_fragments_of_a_message_come_through_the_server(autojump_clock: MockClock) -> None:
+async def test_a_fragmented_message_is_joined(autojump_clock: MockClock) -> None:
     async with websocket(Bench().server, LATEST, socket={"fragment": 7}) as (wire, _):
         assert text(await wire.call("tools/call", call("echo", text="ä" * 1000))) == "ä" * 1000
 
 
-# On the port of HTTP.
+# On the port of HTTP
 
 
 @every_revision
@@ -767,37 +763,37 @@ async def test_one_port_serves_http_and_websockets(revision: str, autojump_clock
             answer = await web.call("tools/call", call("echo", text="by HTTP"), revision=revision, session=session)
             assert text(answer.result) == "by HTTP"
             await trio.sleep(100)
-            assert sum(isinstance(event, Ping) for event in socket.heard) == 6  # the keep-alive of HTTP
+            assert sum(isinstance(event, Ping) for event in socket.events) == 6  # at the keep-alive interval of HTTP
         assert socket.closed == CloseConnection(code=1000, reason="")
 
 
 @pytest.mark.parametrize("size", [None, 1])
-async def test_frames_may_come_with_the_request_or_byte_by_byte(size: int | None, autojump_clock: MockClock) -> None:
-    data = b"".join(exchange(LATEST))
+async def test_frames_can_come_with_the_request_or_byte_by_byte(size: int | None, autojump_clock: MockClock) -> None:
+    data = b"".join(client_frames(LATEST))
     async with served(Bench().server) as web:
         stream = await web.connect()
         for at in range(0, len(data), size or len(data)):
             await stream.send_all(data[at : at + (size or len(data))])
             await wait_all_tasks_blocked()
-        heard = b""
-        while b'"ttlMs"' not in heard or "𝄞".encode() not in heard:
-            heard += await stream.receive_some()
+        raw = b""
+        while b'"ttlMs"' not in raw or "𝄞".encode() not in raw:
+            raw += await stream.receive_some()
         await stream.send_all(close_frame(Role.SERVER, 1000))
         while received := await stream.receive_some():
-            heard += received
-        assert heard.startswith(b"HTTP/1.1 101 ")
-        assert heard.endswith(b"\x88\x02" + (1000).to_bytes(2, "big"))
+            raw += received
+        assert raw.startswith(b"HTTP/1.1 101 ")
+        assert raw.endswith(b"\x88\x02" + (1000).to_bytes(2, "big"))
 
 
 @pytest.mark.parametrize("path", ["/ws", "/ws/", "/ws?x=1"])
-async def test_what_is_no_request_for_a_websocket_is_told_where_it_is(path: str, autojump_clock: MockClock) -> None:
+async def test_a_plain_get_of_the_websocket_path_gets_426(path: str, autojump_clock: MockClock) -> None:
     async with served(Bench().server) as web:
         answer = await web.send("GET", path, {"Host": "127.0.0.1:3000"})
         assert (answer.status, answer.headers["Upgrade"]) == (426, "websocket")
         assert "WebSocket" in answer.message["error"]["message"]
 
 
-async def test_there_need_not_be_websockets(autojump_clock: MockClock) -> None:
+async def test_websockets_can_be_switched_off(autojump_clock: MockClock) -> None:
     async with served(Bench().server, websocket_path=None) as web:
         stream = await web.connect()
         await stream.send_all(upgrade_request())
@@ -805,7 +801,7 @@ async def test_there_need_not_be_websockets(autojump_clock: MockClock) -> None:
 
 
 @every_revision
-async def test_a_drain_of_the_whole_server_lets_calls_end_and_then_says_1001(
+async def test_a_drain_of_serve_http_lets_calls_finish_and_closes_with_1001(
     revision: str, autojump_clock: MockClock
 ) -> None:
     bench = Bench()
@@ -827,12 +823,12 @@ async def test_a_drain_of_the_whole_server_lets_calls_end_and_then_says_1001(
             assert socket.closed is None
             bench.open("a").set()
             assert text((await wire.response(id))["result"]) == "a"
-            await gone(wire)
+            await wait_for_end(wire)
         assert socket.closed is not None
         assert (socket.closed.code, bench.ended, trio.current_time() < 1) == (1001, [], True)
 
 
-async def test_who_closes_while_a_large_answer_is_on_its_way_costs_the_others_nothing(
+async def test_a_close_during_a_large_answer_does_not_affect_other_clients(
     caplog: pytest.LogCaptureFixture,
 ) -> None:
     server = Server("test")
@@ -846,9 +842,9 @@ async def test_who_closes_while_a_large_answer_is_on_its_way_costs_the_others_no
         for _ in range(3):
             stream = await web.connect()
             await stream.send_all(upgrade_request(Host=web.headers["Host"]) + frame(Role.SERVER, TEXT, ask))
-            heard = b""
-            while not heard.endswith(b"x"):  # the answer is on its way, and is read no further
-                heard += await stream.receive_some(4096)
+            raw = b""
+            while not raw.endswith(b"x"):  # the answer has begun, and the client reads no more of it
+                raw += await stream.receive_some(4096)
             await trio.testing.wait_all_tasks_blocked(0.1)
             await stream.send_all(close_frame(Role.SERVER, 1000))
             await trio.testing.wait_all_tasks_blocked(0.1)

@@ -1,7 +1,7 @@
-"""WebSockets for tests: frames by hand, a client by wsproto alone, and a server's end without an HTTP server.
+"""WebSockets for tests: frames, a client on wsproto, and the server's end of one connection without an HTTP server.
 
-`Socket` is a stream of lines over a WebSocket, so that the client of `tests.server.raw_client` speaks through it, with
-all that it checks:
+`Socket` is a stream of lines over a WebSocket, so that the client of `tests.server.raw_client` speaks through it and
+checks the messages:
 
     async with websocket(server, revision) as (wire, socket):
         await wire.call("tools/call", {"name": "echo", "arguments": {"text": "x"}})
@@ -29,7 +29,7 @@ from wsproto.events import (
     RejectData,
     TextMessage,
 )
-from wsproto.events import Request as Asked
+from wsproto.events import Request as UpgradeRequest
 
 from tests.server.checkpoints import unlimited_pipe
 from tests.server.raw_client import RawClient, connected
@@ -55,7 +55,7 @@ HANDSHAKE: Mapping[str, str] = {
 
 
 def frame(role: Role, opcode: int, payload: bytes = b"", *, fin: bool = True, masked: bool | None = None) -> bytes:
-    """A frame for the end with this role, right or wrong; the same bytes each time."""
+    """A frame for the end with this role; `masked` can be wrong for the role.  The mask is always the same."""
     masked = role is Role.SERVER if masked is None else masked
     size, first, mask = len(payload), opcode | (0x80 if fin else 0), 0x80 if masked else 0
     if size < 126:
@@ -75,17 +75,17 @@ def close_frame(role: Role, code: int, reason: str = "") -> bytes:
 
 
 def upgrade_request(target: str = "/ws", **headers: str | None) -> bytes:
-    """The request for a WebSocket; a header that is None is left out."""
+    """The HTTP request for a WebSocket; a header that is None is left out."""
     fields = {**HANDSHAKE, **{name.replace("_", "-"): value for name, value in headers.items()}}
     lines = [f"GET {target} HTTP/1.1", *(f"{name}: {value}" for name, value in fields.items() if value is not None)]
     return "\r\n".join((*lines, "", "")).encode()
 
 
-# The server's end.
+# The server's end
 
 
 async def serve_websocket(server: Any, stream: trio.abc.Stream, *, tap: Any = None, **options: Any) -> None:
-    """Serve one connection on which nothing but a WebSocket is asked for; `options` are those of an endpoint."""
+    """Serve one connection, which must ask for a WebSocket; `options` are those of an endpoint."""
     http = h11.Connection(h11.SERVER)
     try:
         while (event := http.next_event()) is h11.NEED_DATA:
@@ -102,14 +102,15 @@ async def serve_websocket(server: Any, stream: trio.abc.Stream, *, tap: Any = No
         await serve_upgrade(run, endpoint, stream, request, http.trailing_data[0], tap=tap)
 
 
-# The client's end.
+# The client's end
 
 
 class Socket(trio.abc.HalfCloseableStream):
-    """A WebSocket client by wsproto, seen as a stream of lines: one message, one line.
+    """A WebSocket client on wsproto as a stream of lines: each message is one line.
 
-    `heard` are the control events that came, `closed` is the close frame among them, and `refused` what came instead of
-    a WebSocket.  With ``pongs=False`` it leaves pings unanswered; `fragment` is how many characters go into a frame.
+    `events` are the received control events, `closed` is the close frame among them, and `refused` the response that
+    refused the WebSocket.  With ``pongs=False`` it does not answer pings.  `fragment` is the number of characters per
+    frame.
     """
 
     def __init__(
@@ -123,7 +124,7 @@ class Socket(trio.abc.HalfCloseableStream):
     ) -> None:
         self.stream = stream
         self.ws = wsproto.WSConnection(wsproto.ConnectionType.CLIENT)
-        self.heard: list[Event] = []
+        self.events: list[Event] = []
         self.closed: CloseConnection | None = None
         self.refused: RejectConnection | None = None
         self.body = b""
@@ -132,7 +133,7 @@ class Socket(trio.abc.HalfCloseableStream):
         self._fragment = fragment
         self._sending = trio.Lock()
         options.setdefault("subprotocols", ["mcp"])
-        self._asked: bytes | None = self.ws.send(Asked("127.0.0.1:3000", target, **options))
+        self._asked: bytes | None = self.ws.send(UpgradeRequest("127.0.0.1:3000", target, **options))
         self._open = trio.Event()
         self._lines = bytearray()
 
@@ -151,7 +152,7 @@ class Socket(trio.abc.HalfCloseableStream):
             await self.stream.send_all(b"".join(self.ws.send(event) for event in events))
 
     async def send_all(self, data: bytes | bytearray | memoryview) -> None:
-        """Whole lines."""
+        """Send complete lines; each line is a message."""
         *lines, rest = bytes(data).decode().split("\n")
         assert not rest
         try:
@@ -182,18 +183,18 @@ class Socket(trio.abc.HalfCloseableStream):
             if self.ws.state not in (ConnectionState.CLOSED, ConnectionState.REMOTE_CLOSING):
                 self.ws.receive_data(data)
             for event in self.ws.events():
-                await self._hear(event)
+                await self._handle(event)
         self._open.set()
         lines, self._lines = bytes(self._lines), bytearray()
         return lines
 
-    async def _hear(self, event: Event) -> None:
+    async def _handle(self, event: Event) -> None:
         if isinstance(event, TextMessage):
             self._lines += event.data.encode()
             if event.message_finished:
                 self._lines += b"\n"
             return
-        self.heard.append(event)
+        self.events.append(event)
         if isinstance(event, AcceptConnection):
             self._open.set()
         elif isinstance(event, RejectConnection):
@@ -211,7 +212,7 @@ class Socket(trio.abc.HalfCloseableStream):
 
     @property
     def pongs(self) -> list[bytes]:
-        return [bytes(event.payload) for event in self.heard if isinstance(event, Pong)]
+        return [bytes(event.payload) for event in self.events if isinstance(event, Pong)]
 
     async def aclose(self) -> None:
         await self.stream.aclose()
@@ -227,7 +228,10 @@ async def websocket(
     socket: Mapping[str, Any] | None = None,
     **options: Any,
 ) -> AsyncIterator[tuple[RawClient, Socket]]:
-    """A client of `server` by WebSocket.  `endpoint` and `socket` are options of these, the others of `connected`."""
+    """A client of `server` over a WebSocket.
+
+    `endpoint` has options of the endpoint, `socket` has options of `Socket`, and `options` are those of `connected`.
+    """
     made: list[Socket] = []
 
     def pair() -> tuple[trio.abc.Stream, trio.abc.Stream]:
