@@ -143,7 +143,7 @@ class AuthServer:
 
     def document(self) -> dict[str, Any]:
         base = self.origin + self.endpoints
-        said = {
+        members = {
             "issuer": self.issuer,
             "authorization_endpoint": f"{base}/authorize",
             "token_endpoint": f"{base}/token",
@@ -156,7 +156,7 @@ class AuthServer:
             "dpop_signing_alg_values_supported": ["ES256"] if self.dpop else None,
             **self.metadata,
         }
-        return {name: value for name, value in said.items() if value is not None}
+        return {name: value for name, value in members.items() if value is not None}
 
     def expire(self) -> None:
         """Invalidate all access tokens that were issued so far."""
@@ -189,9 +189,9 @@ class AuthServer:
 
     def _register(self, fields: dict[str, Any]) -> Replied:
         client_id = f"client-{next(self._count)}-of-{urlsplit(self.issuer).netloc}"
-        said = {**fields, "client_id": client_id, "client_secret": "s3cret" if self.gives_secret else None}
-        self.clients[client_id] = said
-        return reply(201, {name: value for name, value in said.items() if value is not None})
+        members = {**fields, "client_id": client_id, "client_secret": "s3cret" if self.gives_secret else None}
+        self.clients[client_id] = members
+        return reply(201, {name: value for name, value in members.items() if value is not None})
 
     def browse(self, url: str) -> str:
         """The query of the authorization response, when the user agrees."""
@@ -301,14 +301,14 @@ class AuthServer:
         access = f"access-{number}-of-{urlsplit(self.issuer).netloc.replace(':', '.')}"  # tokens have no colon
         refresh = f"refresh-{number}"
         self.tokens[access] = granted
-        said = {"access_token": access, "token_type": granted.kind, "expires_in": self.expires_in}
+        members = {"access_token": access, "token_type": granted.kind, "expires_in": self.expires_in}
         if granted.scopes:
-            said["scope"] = " ".join(granted.scopes)
+            members["scope"] = " ".join(granted.scopes)
         once = ("authorization_code", "refresh_token") if self.rotates else ("authorization_code",)
         if self.refreshes and grant in once:
             self.refresh_tokens[refresh] = granted
-            said["refresh_token"] = refresh
-        return reply(200, said)
+            members["refresh_token"] = refresh
+        return reply(200, members)
 
 
 @attrs.define
@@ -342,8 +342,8 @@ class McpServer:
         if path not in self.paths:
             return reply(404)
         issuers = self.issuers if self.issuers is not None else (self.trusts.issuer,)
-        said = {"resource": self.resource or self.url, "authorization_servers": list(issuers), **self.metadata}
-        return reply(200, {name: value for name, value in said.items() if value is not None})
+        members = {"resource": self.resource or self.url, "authorization_servers": list(issuers), **self.metadata}
+        return reply(200, {name: value for name, value in members.items() if value is not None})
 
     def call(self, headers: Headers, operation: str) -> Replied:
         self.calls.append(headers)
@@ -371,8 +371,8 @@ class McpServer:
         return None if good else "invalid_dpop_proof"
 
     def _refuse(self, status: int, **parameters: str | None) -> Replied:
-        said = {**parameters, "resource_metadata": self.named}
-        text = ", ".join(f'{name}="{value}"' for name, value in said.items() if value is not None)
+        members = {**parameters, "resource_metadata": self.named}
+        text = ", ".join(f'{name}="{value}"' for name, value in members.items() if value is not None)
         nonce = {} if self.nonce is None else {"DPoP_Nonce": self.nonce}
         return reply(status, None, WWW_Authenticate=f"{self.scheme} {text}".strip(), **nonce)
 
@@ -389,8 +389,8 @@ class Deployment:
 
     def send(self, request: SendRequest) -> FlowEvent:
         self.requests.append(request)
-        if (heard := self.override(request)) is not None:
-            return heard
+        if (event := self.override(request)) is not None:
+            return event
         path = urlsplit(request.url).path
         its_own = path in self.mcp.paths or path.startswith("/.well-known/oauth-protected-resource")
         server = self._server(request.url)

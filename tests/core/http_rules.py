@@ -72,8 +72,8 @@ class Rule:
 
     def fields(self, session: str) -> list[tuple[str, str]]:
         merged = {**BASE, **self.headers}
-        told = {"{session}": session, "{length}": str(len(self.content))}
-        for mark, text in told.items():
+        values = {"{session}": session, "{length}": str(len(self.content))}
+        for mark, text in values.items():
             merged = {name: value and value.replace(mark, text) for name, value in merged.items()}
         return [(name, value) for name, value in merged.items() if value is not None]
 

@@ -122,7 +122,7 @@ def test_a_completion_is_dropped_with_the_lists_of_prompts_and_resources(kind: s
 
 
 def test_params_that_are_not_json_are_not_found() -> None:
-    """Writing the request refuses it."""
+    """The params are refused when the request is written."""
     assert CachingClient().get("tools/list", cursor=object()) is None
 
 

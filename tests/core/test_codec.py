@@ -58,7 +58,7 @@ def classes(shape: Any) -> tuple[type[Model], ...]:
     return get_args(shape) or (shape,)
 
 
-def attempt(cls: type[Model], data: Any) -> Model | str:
+def read_or_error(cls: type[Model], data: Any) -> Model | str:
     try:
         return from_json(cls, data)
     except RemoteProtocolError as error:
@@ -89,7 +89,7 @@ def test_a_written_value_is_read_as_the_same_value(revision: Revision, examples:
 @given(st.sampled_from(MODELS), JSON)
 @settings(max_examples=200, deadline=None)
 def test_any_json_is_read_or_is_a_protocol_error(cls: type[Model], data: Any) -> None:
-    read = attempt(cls, data)
+    read = read_or_error(cls, data)
     assert read.startswith(f"{cls.__name__}: ") if isinstance(read, str) else type(read) is cls
 
 
@@ -102,7 +102,7 @@ def test_an_object_with_one_changed_member_is_read_or_is_a_protocol_error(data: 
         return
     key = data.draw(st.sampled_from(sorted(written)))
     spoilt = {**written, key: data.draw(JSON)}
-    read = attempt(cls, spoilt)
+    read = read_or_error(cls, spoilt)
     assert (
         f"{cls.__name__}: {key}" in read if isinstance(read, str) else to_json(read, V2026_07).keys() <= written.keys()
     )
@@ -223,12 +223,12 @@ def test_structured_null_is_a_value_and_not_absence(value: Any) -> None:
 
 
 @req("tool-39")
-@pytest.mark.parametrize("said", [{}, {"isError": False}, {"isError": True}, {"structuredContent": None}])
-def test_absent_members_of_a_tool_result_are_not_written(said: dict[str, Any]) -> None:
-    written = {"resultType": "complete", "content": [], **said}
+@pytest.mark.parametrize("members", [{}, {"isError": False}, {"isError": True}, {"structuredContent": None}])
+def test_absent_members_of_a_tool_result_are_not_written(members: dict[str, Any]) -> None:
+    written = {"resultType": "complete", "content": [], **members}
     result = from_json(CallToolResult, written)
-    assert result.is_error is bool(said.get("isError"))
-    assert result.has_structured_content is ("structuredContent" in said)
+    assert result.is_error is bool(members.get("isError"))
+    assert result.has_structured_content is ("structuredContent" in members)
     assert to_json(result, V2026_07) == written
 
 
@@ -580,13 +580,13 @@ STRUCTURED: list[tuple[Any, str, tuple[Revision, ...]]] = [
 def test_structured_content_is_written_as_text_in_older_revisions(
     revision: Revision, value: Any, text: str, where: tuple[Revision, ...]
 ) -> None:
-    picture, said = to_json(PICTURE, revision), {"type": "text", "text": text}
+    picture, block = to_json(PICTURE, revision), {"type": "text", "text": text}
     alone = to_json(CallToolResult([], value, is_error=True), revision)
     beside_a_picture = to_json(CallToolResult((PICTURE,), value), revision)
     beside_a_text = to_json(CallToolResult([TextContent("hi")], value), revision)
     assert alone["isError"] is True
     assert [alone["content"], beside_a_picture["content"]] == (
-        [[said], [picture, said]] if revision in where else [[], [picture]]
+        [[block], [picture, block]] if revision in where else [[], [picture]]
     )
     assert beside_a_text["content"] == [TEXT]  # the author has chosen this text, so no second one is added
     for written in (alone, beside_a_picture, beside_a_text):

@@ -103,7 +103,7 @@ class ConnectionPair:
         return data != b""
 
 
-def joined(revision: Revision, size: int = 100_000) -> ConnectionPair:
+def opened_pair(revision: Revision, size: int = 100_000) -> ConnectionPair:
     pair = ConnectionPair(client(revision), server(), size)
     pair.client.session.open()
     client_saw, server_saw = pair.carry()
@@ -119,7 +119,7 @@ def joined(revision: Revision, size: int = 100_000) -> ConnectionPair:
 @each_revision
 @each_chunk
 def test_two_connections_serve_a_call_with_progress(revision: Revision, size: int) -> None:
-    pair = joined(revision, size)
+    pair = opened_pair(revision, size)
     first = pair.client.request("tools/list")
     second = pair.client.request("tools/call", {"name": "ü\u2028"}, progress=True)
     _, calls = pair.carry()
@@ -136,7 +136,7 @@ def test_two_connections_serve_a_call_with_progress(revision: Revision, size: in
 
 @pytest.mark.parametrize("revision", LEGACY, ids=str)
 def test_each_side_sends_requests_and_notifications_in_a_session(revision: Revision) -> None:
-    pair = joined(revision)
+    pair = opened_pair(revision)
     for asks, serves, method in (
         (pair.client, pair.server, "tools/list"),
         (pair.server, pair.client, "roots/list"),
@@ -156,7 +156,7 @@ def test_each_side_sends_requests_and_notifications_in_a_session(revision: Revis
 
 
 def test_a_modern_server_notifies_about_a_request_and_sends_no_requests() -> None:
-    pair = joined(REVISIONS["2026-07-28"])
+    pair = opened_pair(REVISIONS["2026-07-28"])
     pair.client.session.log_level = "info"
     id = pair.client.request("tools/call", {"name": "x"})
     pair.carry()
@@ -168,7 +168,7 @@ def test_a_modern_server_notifies_about_a_request_and_sends_no_requests() -> Non
 
 @each_revision
 def test_a_cancelled_call_is_stopped_and_its_late_answer_is_dropped(revision: Revision) -> None:
-    pair = joined(revision)
+    pair = opened_pair(revision)
     early, late = pair.client.request("tools/call", {"name": "a"}), pair.client.request("tools/call", {"name": "b"})
     pair.carry()
     assert pair.server.answer(late, {"content": []})
@@ -184,21 +184,21 @@ def test_a_cancelled_call_is_stopped_and_its_late_answer_is_dropped(revision: Re
 
 
 def test_a_response_without_a_request_is_reported() -> None:
-    pair = joined(REVISIONS["2025-11-25"])
+    pair = opened_pair(REVISIONS["2025-11-25"])
     pair.client.receive_data(b'{"jsonrpc":"2.0","id":99,"result":{}}\n')
     assert [type(event) for event in pair.client.events()] == [PeerMistake]
     assert pair.client.data_to_send() == b""
 
 
 def test_each_side_answers_a_ping_itself() -> None:
-    pair = joined(REVISIONS["2025-06-18"])
+    pair = opened_pair(REVISIONS["2025-06-18"])
     for connection in (pair.client, pair.server):
         connection.receive_data(b'{"jsonrpc":"2.0","id":"p","method":"ping"}\n')
         assert connection.events() == []
         assert sent(connection) == [{"jsonrpc": "2.0", "id": "p", "result": {}}]
 
 
-def test_a_session_of_http_has_no_byte_stream() -> None:
+def test_a_connection_refuses_the_links_of_http() -> None:
     for link in (LinkKind.SESSION, LinkKind.EXCHANGE):
         with pytest.raises(UsageError, match="one byte stream"):
             server(link=link)
@@ -378,7 +378,7 @@ def test_a_value_that_cannot_be_written_is_refused_without_effect() -> None:
 
 
 def test_a_deadline_is_noticed_by_a_tick_or_by_later_bytes() -> None:
-    pair = joined(REVISIONS["2025-11-25"])
+    pair = opened_pair(REVISIONS["2025-11-25"])
     assert pair.client.next_deadline() is None
     first, second = pair.client.request("tools/list", deadline=1.0), pair.client.request("tools/list", deadline=2.0)
     assert pair.client.next_deadline() == 1.0
@@ -415,7 +415,7 @@ def test_at_the_end_of_input_a_server_still_answers_open_requests(eof: str) -> N
 
 
 def test_at_the_end_of_input_the_requests_of_a_client_are_lost() -> None:
-    pair = joined(REVISIONS["2025-11-25"])
+    pair = opened_pair(REVISIONS["2025-11-25"])
     id = pair.client.request("tools/list")
     pair.client.receive_eof()
     (lost,) = pair.client.events()
@@ -439,8 +439,8 @@ def test_an_opening_that_the_peer_does_not_answer_fails(revision: Revision, end:
 
 
 @each_revision
-def test_a_lost_connection_ends_everything_once(revision: Revision) -> None:
-    pair = joined(revision)
+def test_a_lost_connection_ends_each_request_once(revision: Revision) -> None:
+    pair = opened_pair(revision)
     id = pair.client.request("tools/call", {"name": "x"})
     pair.carry()
     for connection in (pair.client, pair.server):

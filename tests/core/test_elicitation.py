@@ -21,7 +21,7 @@ def summary(outcome: ElicitationOutcome[int]) -> str:
             return "dismissed"
 
 
-def test_a_match_statement_tells_the_outcomes_apart() -> None:
+def test_a_match_statement_distinguishes_the_outcomes() -> None:
     outcomes: list[ElicitationOutcome[int]] = [Accepted(3), Declined(), Dismissed()]
     assert [summary(each) for each in outcomes] == ["accepted 3", "declined", "dismissed"]
 
@@ -64,7 +64,7 @@ def test_a_form_is_checked_whole_and_field_by_field() -> None:
 
 
 @pytest.mark.parametrize("url", ["https://example.com/a?b#c", "http://127.0.0.1:80/", "x://h"])
-def test_a_url_with_a_host_is_taken_apart(url: str) -> None:
+def test_a_url_with_a_host_is_split(url: str) -> None:
     parts = split_url(url)
     assert parts is not None
     assert parts.geturl() == url
@@ -73,5 +73,5 @@ def test_a_url_with_a_host_is_taken_apart(url: str) -> None:
 @pytest.mark.parametrize(
     "url", ["", "/a", "https://", "https://a\\b/", "https://é/", "https://a:0/", "https://a:x/", "https://[a/", None, 3]
 )
-def test_a_url_that_programs_read_differently_is_none(url: Any) -> None:
+def test_a_url_that_programs_read_differently_is_not_split(url: Any) -> None:
     assert split_url(url) is None

@@ -31,7 +31,7 @@ from trio_mcp.core import (
 
 
 @pytest.mark.parametrize("value", ["", "it's", "two\nlines", "x" * 78, 7, None, True, 1.5, [1, "x"], {"a": {}}])
-def test_what_is_short_is_shown_whole_and_on_one_line(value: Any) -> None:
+def test_a_short_value_is_shown_whole_and_on_one_line(value: Any) -> None:
     assert shown(value) == repr(value)
     assert len(shown(value).splitlines()) == 1
 
@@ -40,12 +40,12 @@ def test_what_is_short_is_shown_whole_and_on_one_line(value: Any) -> None:
     "value", ["x" * 79, "\n" * 79, "\U000e0001" * 9, "x" * 10**7, 10**80, [0] * 1000, {"x" * 99: 1}]
 )
 @pytest.mark.parametrize("limit", [80, 20])
-def test_what_is_long_is_cut_to_the_limit(value: Any, limit: int) -> None:
+def test_a_long_value_is_cut_to_the_limit(value: Any, limit: int) -> None:
     assert len(shown(value, limit)) == limit
     assert shown(value, limit) == repr(value)[: limit - 3] + "..."
 
 
-def test_what_is_not_there_is_named_in_few_words_and_whole_in_the_data() -> None:
+def test_the_error_of_a_missing_resource_is_short_and_its_data_complete() -> None:
     uri = "notes://" + "x" * 1000
     error = ResourceNotFound(uri)
     assert error.data == {"uri": uri}
@@ -80,7 +80,7 @@ def test_secrets_are_replaced_in_a_text(text: str, secrets: list[str | None], sa
 # Messages and attributes.
 
 
-def test_an_error_names_what_is_missing_and_the_alternative() -> None:
+def test_an_error_names_the_missing_feature_and_the_alternative() -> None:
     error = NotInThisRevision("tasks/get", "2025-06-18")
     assert str(error) == "tasks/get does not exist in 2025-06-18"
     assert (error.method, error.revision, error.use) == ("tasks/get", "2025-06-18", "")
@@ -192,13 +192,13 @@ def test_a_number_of_at_least_zero_is_a_number_of_seconds(seconds: float) -> Non
 
 
 @pytest.mark.parametrize("seconds", [-1, -0.5, -math.inf, math.nan, True, "10", None, [1], 1j])
-def test_other_values_are_no_number_of_seconds(seconds: object) -> None:
+def test_other_values_are_refused_as_a_number_of_seconds(seconds: object) -> None:
     with pytest.raises(UsageError) as caught:
         check_seconds("timeout", seconds)
     assert str(caught.value) == f"timeout must be a number of seconds, 0 or more, got {seconds!r}"
 
 
-def test_a_number_may_have_to_be_finite_and_may_be_of_bytes() -> None:
+def test_a_number_may_be_required_to_be_finite_or_to_count_bytes() -> None:
     check_seconds("pause", 0.5, finite=True)
     with pytest.raises(UsageError, match="pause must be a number of seconds, 0 or more, got inf"):
         check_seconds("pause", math.inf, finite=True)

@@ -20,7 +20,7 @@ def append(log: EventLog, stream: str, data: bytes) -> str:
     return id
 
 
-def datas(replayed: object) -> list[bytes]:
+def data_of(replayed: object) -> list[bytes]:
     assert isinstance(replayed, Replay), replayed
     return [each.data for each in replayed.events]
 
@@ -48,8 +48,8 @@ def test_later_events_are_replayed_in_order() -> None:
     stream = log.open()
     ids = [append(log, stream, data) for data in (b"", b"a", b"b")]
     assert log.replay(ids[0]) == Replay(stream, (LoggedEvent(ids[1], b"a"), LoggedEvent(ids[2], b"b")), finished=False)
-    assert datas(log.replay(ids[1])) == [b"b"]
-    assert datas(log.replay(ids[2])) == []
+    assert data_of(log.replay(ids[1])) == [b"b"]
+    assert data_of(log.replay(ids[2])) == []
 
 
 def test_a_finished_stream_accepts_no_more_events() -> None:
@@ -64,7 +64,7 @@ def test_a_finished_stream_accepts_no_more_events() -> None:
     for action in (lambda: append(log, stream, b"more"), lambda: log.finish(stream), lambda: append(log, "99", b"x")):
         with pytest.raises(UsageError, match="not open"):
             action()
-    assert datas(log.replay(primed)) == [b"answer"]
+    assert data_of(log.replay(primed)) == [b"answer"]
 
 
 @req("http-40", "http-45", "http-123")
@@ -95,12 +95,12 @@ def test_too_many_events_push_out_the_oldest_of_all_streams() -> None:
     first = [append(log, one, data) for data in (b"a", b"b")]
     second = [append(log, two, data) for data in (b"c", b"d", b"e")]
     assert len(log) == 3
-    assert datas(log.replay(second[0])) == [b"d", b"e"]
+    assert data_of(log.replay(second[0])) == [b"d", b"e"]
     outcome = log.replay(first[0])
     assert isinstance(outcome, NotReplayable)
     assert "no longer kept" in outcome.why
     # No event followed the last one, so its replay is complete.
-    assert datas(log.replay(first[1])) == []
+    assert data_of(log.replay(first[1])) == []
 
 
 def test_too_many_bytes_push_out_the_oldest_too() -> None:
@@ -108,13 +108,13 @@ def test_too_many_bytes_push_out_the_oldest_too() -> None:
     stream = log.open()
     ids = [append(log, stream, b"12345") for _ in range(3)]
     assert len(log) == 2
-    assert datas(log.replay(ids[0])) == [b"12345"] * 2
+    assert data_of(log.replay(ids[0])) == [b"12345"] * 2
     big = append(log, stream, b"x" * 11)
     assert len(log) == 0
     assert isinstance(log.replay(ids[2]), NotReplayable)
-    assert datas(log.replay(big)) == []
+    assert data_of(log.replay(big)) == []
     append(log, stream, b"1234567890")
-    assert datas(log.replay(big)) == [b"1234567890"]
+    assert data_of(log.replay(big)) == [b"1234567890"]
 
 
 def test_a_finished_stream_is_forgotten_with_its_last_event() -> None:
@@ -141,7 +141,7 @@ def test_names_of_streams_are_not_reused_even_after_clear() -> None:
     assert isinstance(log.replay(id), NotReplayable)
     again = log.open()
     assert again != stream
-    assert datas(log.replay(append(log, again, b"a" * 1000))) == []
+    assert data_of(log.replay(append(log, again, b"a" * 1000))) == []
     assert len(log) == 1
 
 

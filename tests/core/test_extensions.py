@@ -69,7 +69,7 @@ def ping(**given: Any) -> Extension:
     )
 
 
-def joined(
+def opened_pair(
     revision: Revision, *, client: Extensions | None = None, server: Extensions | None = None, tools: bool = True
 ) -> Pair:
     """A client and a server with an open session of this revision."""
@@ -88,7 +88,7 @@ def joined(
 BOTH = Extensions([ping()])
 
 
-def called(pair: Pair, method: str, params: JsonObject | None = None, **options: Any) -> Request | Error:
+def call_server(pair: Pair, method: str, params: JsonObject | None = None, **options: Any) -> Request | Error:
     """The request that the server gets, or the error that the client gets."""
     pair.client.request(method, params, **options)
     pair.pump()
@@ -146,9 +146,9 @@ def test_an_extension_and_a_method_are_given_once() -> None:
 
 @req("type-19", "xtask-50")
 @each_revision
-def test_an_extension_is_declared_where_the_revision_has_a_place(revision: Revision) -> None:
+def test_an_extension_is_declared_in_the_member_of_its_revision(revision: Revision) -> None:
     place = "experimental" if revision.handshake else "extensions"
-    pair = joined(revision, client=BOTH, server=BOTH)
+    pair = opened_pair(revision, client=BOTH, server=BOTH)
     for session in (pair.client, pair.server):
         assert session.declared(revision)[place] == {PING: {"loud": True}}
         assert ("extensions" in session.declared(revision)) is not revision.handshake
@@ -197,8 +197,8 @@ def test_capabilities_given_by_hand_stay_beside_those_of_extensions() -> None:
 
 @each_revision
 def test_a_request_of_an_extension_reaches_the_other_side(revision: Revision) -> None:
-    pair = joined(revision, client=BOTH, server=BOTH)
-    got = called(pair, PING, {"target": "moon"})
+    pair = opened_pair(revision, client=BOTH, server=BOTH)
+    got = call_server(pair, PING, {"target": "moon"})
     assert isinstance(got, Request)
     assert (got.method, got.params["target"]) == (PING, "moon")
     assert pair.server.answer(got.id, {"back": 1})
@@ -211,8 +211,8 @@ def test_a_request_of_an_extension_reaches_the_other_side(revision: Revision) ->
 @req("ver-06")
 @each_revision
 def test_a_client_that_did_not_declare_the_extension_is_refused(revision: Revision) -> None:
-    pair = joined(revision, server=BOTH)
-    error = called(pair, PING)
+    pair = opened_pair(revision, server=BOTH)
+    error = call_server(pair, PING)
     assert isinstance(error, Error)
     assert error.code == MISSING_CLIENT_CAPABILITY
     place = "experimental" if revision.handshake else "extensions"
@@ -223,10 +223,10 @@ def test_a_client_that_did_not_declare_the_extension_is_refused(revision: Revisi
 @req("ver-06")
 @each_revision
 def test_a_server_without_the_extension_does_not_know_its_methods(revision: Revision) -> None:
-    pair = joined(revision, client=BOTH)
+    pair = opened_pair(revision, client=BOTH)
     with pytest.raises(NotDeclared, match=r"com\.example/ping needs the server capability"):
         pair.client.request(PING)
-    error = called(pair, PING, undeclared=True)
+    error = call_server(pair, PING, undeclared=True)
     assert isinstance(error, Error)
     assert error.code == METHOD_NOT_FOUND
 
@@ -234,15 +234,15 @@ def test_a_server_without_the_extension_does_not_know_its_methods(revision: Revi
 @req("ver-06")
 @each_legacy
 def test_requests_of_a_server_have_the_same_rules(revision: Revision) -> None:
-    pair = joined(revision, client=BOTH, server=BOTH)
+    pair = opened_pair(revision, client=BOTH, server=BOTH)
     pair.server.request("com.example/ask", {"what": 1})
     pair.pump()
     (call,) = [event for event in pair.client_saw if isinstance(event, Call)]
     assert call.request.params["what"] == 1
 
     with pytest.raises(NotDeclared, match="needs the client capability"):
-        joined(revision, server=BOTH).server.request("com.example/ask")
-    unknowing = joined(revision, client=BOTH)
+        opened_pair(revision, server=BOTH).server.request("com.example/ask")
+    unknowing = opened_pair(revision, client=BOTH)
     unknowing.server.request("com.example/ask")
     unknowing.pump()
     (refused,) = [event for event in unknowing.server_saw if isinstance(event, Refused)]
@@ -251,26 +251,26 @@ def test_requests_of_a_server_have_the_same_rules(revision: Revision) -> None:
 
 
 def test_a_modern_server_sends_no_requests_of_extensions_either() -> None:
-    pair = joined(REVISIONS[LATEST], client=BOTH, server=BOTH)
-    call = called(pair, PING)
+    pair = opened_pair(REVISIONS[LATEST], client=BOTH, server=BOTH)
+    call = call_server(pair, PING)
     assert isinstance(call, Request)
     with pytest.raises(NotInThisRevision):
         pair.server.request("com.example/ask", about=call.id)
 
 
 @each_revision
-def test_a_method_of_no_extension_is_not_gated(revision: Revision) -> None:
-    pair = joined(revision, server=Extensions(methods=[ExtensionMethod(PING, Role.CLIENT)]))
-    assert isinstance(called(pair, PING), Request)
+def test_a_method_without_an_extension_needs_no_declaration(revision: Revision) -> None:
+    pair = opened_pair(revision, server=Extensions(methods=[ExtensionMethod(PING, Role.CLIENT)]))
+    assert isinstance(call_server(pair, PING), Request)
 
 
 def test_a_method_of_another_form_of_the_extension_does_not_exist() -> None:
     modern = Extensions([ping(revisions=[LATEST])])
-    pair = joined(REVISIONS["2025-11-25"], client=modern, server=modern)
+    pair = opened_pair(REVISIONS["2025-11-25"], client=modern, server=modern)
     with pytest.raises(NotInThisRevision):
         pair.client.request(PING)
-    other = joined(REVISIONS["2025-11-25"], server=modern)
-    error = called(other, PING)
+    other = opened_pair(REVISIONS["2025-11-25"], server=modern)
+    error = call_server(other, PING)
     assert isinstance(error, Error)
     assert error.code == METHOD_NOT_FOUND
 
@@ -278,19 +278,19 @@ def test_a_method_of_another_form_of_the_extension_does_not_exist() -> None:
 @each_revision
 @pytest.mark.parametrize("method", ["tools/cal", "notifications/tools/changed", "initialize/again"])
 def test_an_unknown_name_in_the_namespace_of_the_protocol_is_not_sent(revision: Revision, method: str) -> None:
-    pair = joined(revision)
+    pair = opened_pair(revision)
     with pytest.raises(NotInThisRevision):
         pair.client.request(method)
     with pytest.raises(NotInThisRevision):
         pair.client.notify(method)
-    assert isinstance(called(pair, method, undeclared=True), Error)
+    assert isinstance(call_server(pair, method, undeclared=True), Error)
 
 
 @each_revision
 def test_the_fallback_receives_unknown_methods(revision: Revision) -> None:
     others = [name for name in REVISIONS if name != revision.name]
-    pair = joined(revision, client=BOTH, server=Extensions([ping(revisions=others)], fallback=True))
-    got = called(pair, "org.example/unheard-of")
+    pair = opened_pair(revision, client=BOTH, server=Extensions([ping(revisions=others)], fallback=True))
+    got = call_server(pair, "org.example/unheard-of")
     assert isinstance(got, Request)
     pair.client.notify("org.example/unheard-of")
     pair.pump()
@@ -309,7 +309,7 @@ def test_the_fallback_receives_unknown_methods(revision: Revision) -> None:
 
 
 @each_legacy
-def test_before_the_handshake_a_method_of_an_extension_waits(revision: Revision) -> None:
+def test_before_the_handshake_a_method_of_an_extension_is_refused(revision: Revision) -> None:
     server = ServerProtocol(Offer(SERVER_INFO, {}, (revision,), extensions=BOTH))
     server.receive(Request(1, PING), 0.0)
     (answer,) = drain(server)
@@ -337,9 +337,9 @@ def test_a_modern_request_of_an_extension_needs_its_metadata() -> None:
 @each_revision
 def test_a_required_extension_is_required_for_every_request(revision: Revision) -> None:
     needed = Extensions([ping(required=True)])
-    assert isinstance(called(joined(revision, client=BOTH, server=needed), "tools/list"), Request)
-    pair = joined(revision, server=needed)  # the session opens, so that the client learns the name of the server
-    error = called(pair, "tools/list")
+    assert isinstance(call_server(opened_pair(revision, client=BOTH, server=needed), "tools/list"), Request)
+    pair = opened_pair(revision, server=needed)  # the session opens, so that the client learns the name of the server
+    error = call_server(pair, "tools/list")
     assert isinstance(error, Error)
     assert error.code == MISSING_CLIENT_CAPABILITY
     place = "experimental" if revision.handshake else "extensions"
@@ -357,7 +357,7 @@ def test_a_required_extension_is_required_for_every_request(revision: Revision) 
 @req("ver-06")
 @each_revision
 def test_a_notification_of_the_client_needs_the_declaration_of_both(revision: Revision) -> None:
-    pair = joined(revision, client=BOTH, server=BOTH)
+    pair = opened_pair(revision, client=BOTH, server=BOTH)
     assert pair.client.notify("com.example/heard", {"n": 1, "_meta": {"com.example/x": 2}})
     pair.pump()
     (heard,) = [event for event in pair.server_saw if isinstance(event, Notice)]
@@ -366,7 +366,7 @@ def test_a_notification_of_the_client_needs_the_declaration_of_both(revision: Re
     assert heard.notification.params["n"] == 1
     assert heard.notification.params["_meta"]["com.example/x"] == 2
     with pytest.raises(NotDeclared, match="needs the server capability"):
-        joined(revision, client=BOTH).client.notify("com.example/heard")
+        opened_pair(revision, client=BOTH).client.notify("com.example/heard")
 
 
 @pytest.mark.parametrize("meta", [{}, {META_VERSION: "2099-01-01"}, {META_VERSION: LATEST}])
@@ -379,23 +379,23 @@ def test_a_modern_notification_without_terms_is_ignored(meta: JsonObject) -> Non
 @req("ver-06")
 @each_legacy
 def test_a_notification_of_the_server_needs_the_declaration_of_both(revision: Revision) -> None:
-    pair = joined(revision, client=BOTH, server=BOTH)
+    pair = opened_pair(revision, client=BOTH, server=BOTH)
     pair.server.notify("com.example/said", {"n": 2})
     pair.pump()
     (said,) = [event for event in pair.client_saw if isinstance(event, Notice)]
     assert said.notification.params["n"] == 2
     with pytest.raises(NotDeclared, match="needs the client capability"):
-        joined(revision, server=BOTH).server.notify("com.example/said")
-    (mistake,) = joined(revision, server=BOTH).server.receive(Notification("com.example/heard"), 0.0)
+        opened_pair(revision, server=BOTH).server.notify("com.example/said")
+    (mistake,) = opened_pair(revision, server=BOTH).server.receive(Notification("com.example/heard"), 0.0)
     assert isinstance(mistake, PeerMistake)
     assert mistake.why == "com.example/heard belongs to com.example/ping, which the client has not declared; ignored"
-    (unknown,) = joined(revision, server=BOTH).server.receive(Notification("com.example/unheard-of"), 0.0)
+    (unknown,) = opened_pair(revision, server=BOTH).server.receive(Notification("com.example/unheard-of"), 0.0)
     assert isinstance(unknown, PeerMistake)
 
 
 def test_a_modern_notification_belongs_to_a_request() -> None:
-    pair = joined(REVISIONS[LATEST], client=BOTH, server=BOTH)
-    call = called(pair, PING)
+    pair = opened_pair(REVISIONS[LATEST], client=BOTH, server=BOTH)
+    call = call_server(pair, PING)
     assert isinstance(call, Request)
     assert pair.server.notify("com.example/said", {"n": 2}, about=call.id)
     with pytest.raises(UsageError, match="only sent on a subscription"):
@@ -406,7 +406,7 @@ def test_a_modern_notification_belongs_to_a_request() -> None:
 
 @req("sub-05")
 def test_a_notification_of_a_subscription_carries_its_id() -> None:
-    pair = joined(REVISIONS[LATEST], client=BOTH, server=BOTH)
+    pair = opened_pair(REVISIONS[LATEST], client=BOTH, server=BOTH)
     pair.client.request("subscriptions/listen", {"notifications": {}})
     pair.pump()
     (call,) = [event for event in pair.server_saw if isinstance(event, Call)]
@@ -439,8 +439,8 @@ def test_a_filter_of_an_extension_needs_the_declaration_of_the_client() -> None:
 @req("rtype-02")
 def test_a_result_type_needs_an_extension_that_both_sides_declare() -> None:
     latest = REVISIONS[LATEST]
-    agreed = joined(latest, client=BOTH, server=BOTH)
-    call = called(agreed, "tools/call", {"name": "x"})
+    agreed = opened_pair(latest, client=BOTH, server=BOTH)
+    call = call_server(agreed, "tools/call", {"name": "x"})
     assert isinstance(call, Request)
     with pytest.raises(UsageError, match="the result type 'sooner': no extension has it"):
         agreed.server.answer(call.id, {"resultType": "sooner"})
@@ -450,8 +450,8 @@ def test_a_result_type_needs_an_extension_that_both_sides_declare() -> None:
     assert answer.result["id"] == 7
     assert "ttlMs" not in answer.result
 
-    undeclared = joined(latest, server=BOTH)
-    call = called(undeclared, "tools/call", {"name": "x"})
+    undeclared = opened_pair(latest, server=BOTH)
+    call = call_server(undeclared, "tools/call", {"name": "x"})
     assert isinstance(call, Request)
     with pytest.raises(UsageError, match="no extension has it"):
         undeclared.server.answer(call.id, {"resultType": "later"})
@@ -461,11 +461,11 @@ def test_a_result_type_needs_an_extension_that_both_sides_declare() -> None:
 @pytest.mark.parametrize(("declares", "accepted"), [(True, {"later"}), (False, set())])
 def test_a_client_accepts_the_result_types_that_both_sides_declare(declares: bool, accepted: set[str]) -> None:
     latest = REVISIONS[LATEST]
-    client = joined(latest, client=BOTH, server=BOTH if declares else None).client
+    client = opened_pair(latest, client=BOTH, server=BOTH if declares else None).client
     assert client.terms is not None
     assert client.result_types("tools/call", client.terms) == accepted
     assert client.result_types("prompts/get", client.terms) == set()
-    assert joined(latest).client.result_types("tools/call", client.terms) == set()
+    assert opened_pair(latest).client.result_types("tools/call", client.terms) == set()
     rounds = Rounds(latest, "tools/call", {}, {}, extensions=client.result_types("tools/call", client.terms))
     if declares:
         assert rounds.receive({"resultType": "later"}) is None
@@ -478,7 +478,7 @@ def test_a_client_accepts_the_result_types_that_both_sides_declare(declares: boo
 
 
 def test_progress_may_follow_the_response() -> None:
-    pair = joined(REVISIONS["2025-11-25"])
+    pair = opened_pair(REVISIONS["2025-11-25"])
     assert pair.server.progress_later("p", 1, 2, "half", {"com.example/of": 1})
     (note,) = drain(pair.server)
     params = {"progressToken": "p", "progress": 1, "total": 2, "message": "half"}
@@ -495,7 +495,7 @@ def test_progress_may_follow_the_response() -> None:
 
 @req("prog-11")
 def test_progress_of_a_task_is_a_notice_once_the_request_has_ended() -> None:
-    pair = joined(REVISIONS["2025-11-25"])
+    pair = opened_pair(REVISIONS["2025-11-25"])
     id = pair.client.request("tools/call", {"name": "t"}, progress=True)
     pair.pump()
     of_task = {"io.modelcontextprotocol/related-task": {"taskId": "t"}}

@@ -84,7 +84,7 @@ def test_a_message_without_its_newline_is_read_and_a_cut_one_is_not() -> None:
 
 
 @pytest.mark.parametrize("end", [b"\n", b"\r\n", b""])
-def test_a_line_of_just_the_limit_passes_and_the_terminator_does_not_count(end: bytes) -> None:
+def test_a_line_of_exactly_the_limit_is_read_and_its_end_does_not_count(end: bytes) -> None:
     assert frame(b"12345678" + end) == [b"12345678"]
     assert frame(b"123456789" + end) == frame(b"123456789")
     assert is_too_long(frame(b"123456789" + end)[0])
@@ -196,7 +196,7 @@ def test_chunk_boundaries_do_not_matter_for_the_id_of_a_line_too_long(limit: int
     assert whole == [decode(line, Bounds(message_bytes=limit))]
 
 
-def test_of_a_line_too_long_only_its_ends_are_kept() -> None:
+def test_only_the_ends_of_a_line_too_long_are_kept() -> None:
     framer = LineFramer(100_000)
     assert framer.feed(b'{"result":"' + b"x" * 100_000) == []
     for size in (1, 5000, 100_000) * 3:

@@ -374,12 +374,12 @@ def test_a_head_that_is_not_plain_is_left_to_h11(raw: bytes) -> None:
 
 @pytest.mark.parametrize("raw", PLAIN.values(), ids=PLAIN)
 def test_a_plain_head_with_a_changed_byte_is_left_to_h11_or_read_the_same(raw: bytes) -> None:
-    told = 0
+    plain = 0
     for at in range(len(raw)):
         for byte in (b"\0", b"\t", b"\n", b"\r", b" ", b":", b"\x7f", b"\xff", b""):
-            told += read_by_both(raw[:at] + byte + raw[at + 1 :])
-            told += read_by_both(raw[:at] + byte + raw[at:])
-    assert told > len(raw)
+            plain += read_by_both(raw[:at] + byte + raw[at + 1 :])
+            plain += read_by_both(raw[:at] + byte + raw[at:])
+    assert plain > len(raw)
 
 
 _NAMES = st.sampled_from(

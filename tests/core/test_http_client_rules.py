@@ -509,8 +509,8 @@ def test_a_refused_handshake_leads_to_http_sse_as_its_revision_says(revision: Re
     assert reply(asked, status) == (
         TrySse(f"HTTP {status}") if falls else ReplyLost(f"HTTP {status}, without a JSON-RPC error", status)
     )
-    said = f"HTTP {status}: {error.message!r} (-32600)"
-    assert reply(asked, status, error) == (TrySse(said) if falls else AnswerReceived(error))
+    text = f"HTTP {status}: {error.message!r} (-32600)"
+    assert reply(asked, status, error) == (TrySse(text) if falls else AnswerReceived(error))
     assert isinstance(reply(attrs.evolve(asked, probing=False), status), ReplyLost)
 
 
@@ -541,8 +541,8 @@ def test_an_invalid_retry_after_is_ignored(after: str) -> None:
 
 
 def test_a_plain_text_of_the_server_is_quoted_and_cut() -> None:
-    said = b"Internal Server Error:\n database is down " + b"x" * 10_000
-    verdict = reply(exchange(), 500, said)
+    text = b"Internal Server Error:\n database is down " + b"x" * 10_000
+    verdict = reply(exchange(), 500, text)
     assert isinstance(verdict, ReplyLost)
     assert verdict.why.startswith("HTTP 500, with the text 'Internal Server Error:\\n database is down xx")
     assert len(verdict.why) < 250
@@ -578,9 +578,9 @@ def test_a_url_is_shown_without_user_and_query() -> None:
 
 
 def test_a_400_that_names_the_session_means_that_it_has_ended() -> None:
-    said = b"Bad Request: No valid session ID provided"
-    assert reply(exchange(session="s"), 400, said) == SessionGone()
-    assert isinstance(reply(exchange(), 400, said), ReplyLost)
+    text = b"Bad Request: No valid session ID provided"
+    assert reply(exchange(session="s"), 400, text) == SessionGone()
+    assert isinstance(reply(exchange(), 400, text), ReplyLost)
     assert isinstance(reply(exchange(session="s"), 400, b"Bad Request"), ReplyLost)
     assert reply(exchange(session="s"), 400, fault(-32602, "no such session")) == AnswerReceived(
         fault(-32602, "no such session")
@@ -842,7 +842,7 @@ def test_a_standalone_stream_that_was_of_use_is_never_given_up(sign: bytes, held
 
 
 @pytest.mark.parametrize(
-    ("heard", "patience"),
+    ("arrivals", "patience"),
     [
         # (time in seconds, whether only a keep-alive arrived)
         ([], math.inf),
@@ -863,10 +863,10 @@ def test_a_standalone_stream_that_was_of_use_is_never_given_up(sign: bytes, held
     ],
 )
 def test_a_stream_may_be_silent_for_three_intervals_of_its_keep_alives(
-    heard: list[tuple[float, bool]], patience: float
+    arrivals: list[tuple[float, bool]], patience: float
 ) -> None:
     keep_alives = KeepAlives()
-    for now, keep_alive in heard:
+    for now, keep_alive in arrivals:
         keep_alives.received(now, keep_alive=keep_alive)
     assert keep_alives.timeout == patience
 

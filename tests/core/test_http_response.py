@@ -171,7 +171,7 @@ def test_a_cancelled_request_ends_its_response_without_an_answer(begun: bool) ->
     assert post.part() is None
 
 
-def test_a_stream_whose_request_is_cancelled_before_it_begins_is_an_empty_stream() -> None:
+def test_a_request_cancelled_before_its_stream_begins_gets_an_empty_stream() -> None:
     post = call(STREAM)
     post.session.receive(Notification("notifications/cancelled", {"requestId": 1}), 0.0)
     assert post.part() == EncodedPart(STREAM_HEAD, b"", False)
@@ -229,7 +229,7 @@ def test_each_message_is_sent_once_and_in_order(moves: list[str], answer: Answer
 
 
 @pytest.mark.parametrize("revision", LEGACY, ids=str)
-def test_initialize_opens_a_session_whose_id_is_in_the_head(revision: Revision) -> None:
+def test_the_reply_to_initialize_has_the_session_id_in_its_head(revision: Revision) -> None:
     post = Post(initialize(1, revision.name), EITHER, None, opens=True)
     assert [type(event) for event in post.events] == [SessionAgreed]
     post.response.session_id = "abc"

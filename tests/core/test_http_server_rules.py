@@ -547,7 +547,7 @@ def test_a_plain_get_at_the_websocket_path_is_told_the_endpoint() -> None:
 
 
 @pytest.mark.parametrize(
-    ("policy", "said"),
+    ("policy", "text"),
     [
         (HttpPolicy(**WEBSOCKETS), b"WebSockets are at /ws (websocket_path)"),
         (HttpPolicy(websocket_path="/"), b"WebSockets are at / (websocket_path)"),
@@ -555,12 +555,12 @@ def test_a_plain_get_at_the_websocket_path_is_told_the_endpoint() -> None:
     ],
 )
 @pytest.mark.parametrize("path", ["/mcp", "/socket"])
-def test_an_upgrade_at_another_path_is_told_the_websocket_path(policy: HttpPolicy, said: bytes, path: str) -> None:
+def test_an_upgrade_at_another_path_is_told_the_websocket_path(policy: HttpPolicy, text: bytes, path: str) -> None:
     asked = HttpRequest("GET", path, {"Host": "localhost", "Upgrade": "WebSocket", "Connection": "Upgrade"})
     verdict = judge(policy, asked)
     assert isinstance(verdict, Reply)
     assert verdict.status in (400, 404, 405)
-    assert said in verdict.body
+    assert text in verdict.body
     for other in (attrs.evolve(asked, headers={"Host": "localhost"}), attrs.evolve(asked, method="PUT")):
         verdict = judge(policy, other)
         assert isinstance(verdict, Reply)

@@ -43,12 +43,12 @@ OPENID = "/.well-known/openid-configuration"
 ORIGIN = "https://mcp.example"
 
 
-def only(things: list[Any]) -> Any:
-    (thing,) = things
-    return thing
+def only(items: list[Any]) -> Any:
+    (item,) = items
+    return item
 
 
-def fails(driver: Driver, blame: Blame, operation: str = "") -> str:
+def error_text(driver: Driver, blame: Blame, operation: str = "") -> str:
     """Make a request that must fail with this blame, and return the text of the error."""
     with pytest.raises(AuthorizationFailed) as caught:
         driver.call(operation)
@@ -177,7 +177,7 @@ def test_pre_registered_credentials_come_first() -> None:
 @req("auth-69", "auth-98")
 def test_without_registration_the_application_must_supply_a_client_id() -> None:
     driver = Driver(deployment(registers=False))
-    assert "no client id" in fails(driver, Blame.APPLICATION)
+    assert "no client id" in error_text(driver, Blame.APPLICATION)
     assert {each.kind for each in driver.deployment.servers[0].asked} == {"metadata"}
 
 
@@ -265,8 +265,8 @@ def test_a_scope_that_is_never_granted_is_requested_once() -> None:
     driver = Driver(deployment(mcp_needs={"tools/call": "mcp:admin"}, withholds=("mcp:admin",)))
     server = driver.deployment.servers[0]
     driver.call("tools/list")
-    assert "mcp:admin" in fails(driver, Blame.USER, "tools/call")
-    assert "mcp:admin" in fails(driver, Blame.USER, "tools/call")  # the user is not asked again
+    assert "mcp:admin" in error_text(driver, Blame.USER, "tools/call")
+    assert "mcp:admin" in error_text(driver, Blame.USER, "tools/call")  # the user is not asked again
     assert len(server.of("authorize")) == 2
 
 
@@ -304,7 +304,7 @@ def test_offline_access_does_not_replace_the_default_scopes() -> None:
 
 def test_metadata_for_another_resource_is_refused() -> None:
     driver = Driver(deployment(mcp_resource="https://evil.example.com/mcp"))
-    assert "https://evil.example.com/mcp" in fails(driver, Blame.SERVER)
+    assert "https://evil.example.com/mcp" in error_text(driver, Blame.SERVER)
     assert driver.deployment.mcp.asked == [f"{WELL_KNOWN}/mcp"]
     assert driver.deployment.servers[0].asked == []
 
@@ -333,7 +333,7 @@ def test_iss_in_the_authorization_response_is_compared_as_a_string(
     if good:
         assert driver.call() == 200
     else:
-        assert ISSUER in fails(driver, Blame.AUTHORIZATION_SERVER)
+        assert ISSUER in error_text(driver, Blame.AUTHORIZATION_SERVER)
     assert len(server.of("authorize")) == 1
     assert len(server.of("token")) == good
 
@@ -346,16 +346,16 @@ def test_error_details_of_another_issuer_are_not_shown() -> None:
         "error_uri": "https://evil.example/why",
     }
     driver = Driver(deployment(iss="https://evil.example.com", denies=denies))
-    said = fails(driver, Blame.AUTHORIZATION_SERVER)
-    assert not [each for each in denies.values() if each in said]
+    error = error_text(driver, Blame.AUTHORIZATION_SERVER)
+    assert not [each for each in denies.values() if each in error]
     driver = Driver(deployment(denies=denies))
-    assert "call +1 555 0100" in fails(driver, Blame.USER)
+    assert "call +1 555 0100" in error_text(driver, Blame.USER)
 
 
 @req("auth-91")
 def test_metadata_of_another_issuer_is_not_used() -> None:
     driver = Driver(deployment(metadata={"issuer": "https://attacker.example.com"}))
-    assert "https://attacker.example.com" in fails(driver, Blame.AUTHORIZATION_SERVER)
+    assert "https://attacker.example.com" in error_text(driver, Blame.AUTHORIZATION_SERVER)
     assert {each.kind for each in driver.deployment.servers[0].asked} == {"metadata"}
 
 
@@ -363,7 +363,7 @@ def test_metadata_of_another_issuer_is_not_used() -> None:
 @pytest.mark.parametrize("listed", [None, [], ["plain"]])
 def test_a_server_that_does_not_list_s256_is_refused(listed: list[str] | None) -> None:
     driver = Driver(deployment(metadata={"code_challenge_methods_supported": listed}))
-    assert "S256" in fails(driver, Blame.AUTHORIZATION_SERVER)
+    assert "S256" in error_text(driver, Blame.AUTHORIZATION_SERVER)
     assert {each.kind for each in driver.deployment.servers[0].asked} == {"metadata"}
 
 
@@ -418,7 +418,7 @@ class IdentityProvider:
         self.asked: list[dict[str, str]] = []
         deployment.override = self.answer
         self.status = 200
-        self.said: dict[str, Any] = {
+        self.response: dict[str, Any] = {
             "access_token": "the-id-jag",
             "issued_token_type": "urn:ietf:params:oauth:token-type:id-jag",
             "token_type": "N_A",
@@ -429,7 +429,7 @@ class IdentityProvider:
             return None
         assert "DPoP" not in Headers(request.headers)
         self.asked.append(dict(parse_qsl(request.body.decode())))
-        return reply(self.status, self.said)
+        return reply(self.status, self.response)
 
 
 EMPLOYEE = Application(
@@ -471,7 +471,7 @@ def test_an_identity_assertion_is_exchanged_for_a_token() -> None:
 
 
 @pytest.mark.parametrize(
-    ("status", "said", "blame"),
+    ("status", "response", "blame"),
     [
         (400, {"error": "invalid_scope", "error_description": "id-token is not good"}, Blame.IDENTITY_PROVIDER),
         (400, {"error": "invalid_grant"}, Blame.APPLICATION),
@@ -481,10 +481,10 @@ def test_an_identity_assertion_is_exchanged_for_a_token() -> None:
         (200, None, None),
     ],
 )
-def test_a_provider_that_issues_no_assertion_is_blamed(status: int, said: Any, blame: Blame | None) -> None:
+def test_a_provider_that_issues_no_assertion_is_blamed(status: int, response: Any, blame: Blame | None) -> None:
     driver, provider = enterprise()
-    provider.status, provider.said = status, said
-    assert "id-token" not in fails(driver, blame or Blame.IDENTITY_PROVIDER).replace("an ID-JAG", "")
+    provider.status, provider.response = status, response
+    assert "id-token" not in error_text(driver, blame or Blame.IDENTITY_PROVIDER).replace("an ID-JAG", "")
     assert driver.deployment.servers[0].of("token") == []
 
 
@@ -501,7 +501,7 @@ def test_a_workload_presents_its_assertion() -> None:
 def test_a_refused_workload_makes_no_second_attempt() -> None:
     application = Application("Pod", grant=WorkloadIdentity(), clients=(OAuthClient("stranger"),))
     driver = Driver(without_registration(grants=(JWT_BEARER,), methods=("none",)), application)
-    assert "vouched" not in fails(driver, Blame.APPLICATION)
+    assert "vouched" not in error_text(driver, Blame.APPLICATION)
     assert len(driver.deployment.servers[0].of("token")) == 1
 
 

@@ -164,11 +164,11 @@ def test_after_a_fault_in_any_exchange_the_next_flow_succeeds(name: str, number:
 def test_an_event_that_does_not_fit_the_action_is_a_usage_error(number: int) -> None:
     driver = driver_for("code")
     flow, actions = flow_at(driver, number)
-    for heard in (reply(200), ReceiverReady(CALLBACK), BrowserReturned(""), Asserted("x")):
+    for event in (reply(200), ReceiverReady(CALLBACK), BrowserReturned(""), Asserted("x")):
         fitting = {SendRequest: Replied, OpenReceiver: ReceiverReady, OpenBrowser: BrowserReturned}[type(actions[-1])]
-        if not isinstance(heard, fitting):
+        if not isinstance(event, fitting):
             with pytest.raises(UsageError, match=type(actions[-1]).__name__):
-                flow.receive(heard, NOW)
+                flow.receive(event, NOW)
     while not flow.over:
         actions = flow.receive(driver.perform(actions), NOW)
     assert actions[-1] == FlowDone()
@@ -190,13 +190,13 @@ def test_a_callback_with_another_state_is_ignored() -> None:
     flow, actions = flow_at(driver, 4)
     assert isinstance(actions[-1], OpenBrowser)
     right = driver.deployment.browse(actions[-1].url)
-    said = dict(parse_qsl(right))
+    fields = dict(parse_qsl(right))
     for query in (
         "",
         "code=stolen",
         "code=stolen&state=guessed",
         "error=access_denied&state=%F0%9F",
-        f"state={said['state']}&state=x&code=stolen",
+        f"state={fields['state']}&state=x&code=stolen",
         "&".join(f"a{number}=b" for number in range(100)) + right,
         "state=\ud800",
     ):
@@ -219,12 +219,12 @@ def test_a_flow_ends_with_a_token_or_an_error_for_any_json_in_a_reply(
 ) -> None:
     driver = driver_for(exchange[0])
     flow, actions = flow_at(driver, exchange[1])
-    heard = driver.perform(actions)
-    if isinstance(heard, Replied):
-        said = json.loads(heard.body) if heard.body else {}
-        name = data.draw(st.sampled_from([*said, "error", "error_description", "scope"]))
-        heard = reply(status, {**said, name: data.draw(JSON_VALUES)})
-    actions = flow.receive(heard, NOW)
+    event = driver.perform(actions)
+    if isinstance(event, Replied):
+        fields = json.loads(event.body) if event.body else {}
+        name = data.draw(st.sampled_from([*fields, "error", "error_description", "scope"]))
+        event = reply(status, {**fields, name: data.draw(JSON_VALUES)})
+    actions = flow.receive(event, NOW)
     while not flow.over:
         actions = flow.receive(driver.perform(actions), NOW)
     assert isinstance(actions[-1], FlowDone | FlowFailed)
@@ -392,7 +392,7 @@ def test_old_scopes_are_dropped_after_invalid_scope(told_by: str) -> None:
     assert [each["scope"] for each in server.of("authorize")] == ["old", "old new", "new"]
 
 
-def test_a_renewal_whose_refresh_token_is_gone_does_not_ask_the_user() -> None:
+def test_a_renewal_without_its_refresh_token_does_not_ask_the_user() -> None:
     driver = Driver(deployment())
     driver.call()
     request = driver.authorizer.authorized_request("POST")
@@ -489,7 +489,7 @@ def test_a_token_is_not_renewed_without_the_keys_of_its_grant(lost: str) -> None
         assert driver.deployment.servers[0].of("token")[-1]["grant_type"] == "authorization_code"
 
 
-def test_a_bound_token_whose_key_is_lost_is_sent_without_a_proof() -> None:
+def test_a_bound_token_is_sent_without_a_proof_if_its_key_is_lost() -> None:
     driver = Driver(deployment(dpop=True), Application("V", dpop=key()))
     driver.call()
     later = Driver(driver.deployment, Application("V"), driver.persisted[-1])
@@ -564,8 +564,8 @@ def test_an_unbound_token_is_refused_where_dpop_is_required() -> None:
     )
 
     def answer(request: SendRequest) -> FlowEvent | None:
-        said = {"access_token": "x", "token_type": "bearer"}
-        return reply(200, said) if request.url.endswith("/other") else None
+        fields = {"access_token": "x", "token_type": "bearer"}
+        return reply(200, fields) if request.url.endswith("/other") else None
 
     unbound.deployment.override = answer
     assert failure(unbound).blame is Blame.AUTHORIZATION_SERVER

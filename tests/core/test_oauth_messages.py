@@ -149,7 +149,7 @@ def test_only_bearer_and_dpop_challenges_count(value: str | None, demand: AuthCh
         ([f"s{number}" for number in range(300)], tuple(f"s{number}" for number in range(200))),
     ],
 )
-def test_scopes(value: object, scopes: tuple[str, ...]) -> None:
+def test_reading_scopes(value: object, scopes: tuple[str, ...]) -> None:
     assert scopes_of(value) == scopes
     assert union(scopes, scopes, ("c",)) == tuple(dict.fromkeys([*scopes, "c"]))
 
@@ -184,7 +184,7 @@ def test_scopes(value: object, scopes: tuple[str, ...]) -> None:
         (None, "is not a URL", "is not a URL"),
     ],
 )
-def test_url_fault(url: object, strict: str | None, loose: str | None) -> None:
+def test_urls_that_may_be_requested(url: object, strict: str | None, loose: str | None) -> None:
     assert (url_fault(url, STRICT), url_fault(url, LOOSE)) == (strict, loose)
 
 
@@ -384,9 +384,9 @@ def test_absent_pkce_metadata_is_accepted_in_2025_03_26_only() -> None:
 def test_the_document_of_a_client() -> None:
     url = "https://app.example/client.json"
     application = Application("V", uri="https://app.example", document_url=url)
-    said = client_document(application, [CALLBACK])
-    assert (said["client_id"], said["client_name"], said["redirect_uris"]) == (url, "V", [CALLBACK])
-    assert (said["client_uri"], said["token_endpoint_auth_method"]) == ("https://app.example", "none")
+    members = client_document(application, [CALLBACK])
+    assert (members["client_id"], members["client_name"], members["redirect_uris"]) == (url, "V", [CALLBACK])
+    assert (members["client_uri"], members["token_endpoint_auth_method"]) == ("https://app.example", "none")
     signed = client_document(application, [CALLBACK], "https://app.example/jwks.json")
     assert (signed["token_endpoint_auth_method"], signed["jwks_uri"]) == (
         "private_key_jwt",
@@ -407,17 +407,17 @@ def test_the_document_of_a_client() -> None:
     ],
 )
 def test_the_members_of_a_registration_request(uri: str, grants: Any, kind: str, grant_types: list[str]) -> None:
-    said = registration(Application("V"), attrs.evolve(SERVER, grants=grants), uri, ())
-    assert "scope" not in said
-    assert (said["application_type"], said["grant_types"], said["redirect_uris"]) == (kind, grant_types, [uri])
-    assert said["token_endpoint_auth_method"] == "none"
+    members = registration(Application("V"), attrs.evolve(SERVER, grants=grants), uri, ())
+    assert "scope" not in members
+    assert (members["application_type"], members["grant_types"], members["redirect_uris"]) == (kind, grant_types, [uri])
+    assert members["token_endpoint_auth_method"] == "none"
     odd = attrs.evolve(SERVER, methods=("tls_client_auth",))
-    said = registration(Application("V"), odd, uri, ("a", "b"))
-    assert (said["token_endpoint_auth_method"], said["scope"]) == ("none", "a b")
+    members = registration(Application("V"), odd, uri, ("a", "b"))
+    assert (members["token_endpoint_auth_method"], members["scope"]) == ("none", "a b")
 
 
 @pytest.mark.parametrize(
-    ("said", "client"),
+    ("members", "client"),
     [
         ({"client_id": "c"}, OAuthClient("c", ISSUER, redirect_uris=(CALLBACK,))),
         (
@@ -442,17 +442,17 @@ def test_the_members_of_a_registration_request(uri: str, grants: Any, kind: str,
         ({}, None),
     ],
 )
-def test_reading_a_registration_response(said: Any, client: OAuthClient | None) -> None:
+def test_reading_a_registration_response(members: Any, client: OAuthClient | None) -> None:
     if client is None:
         with pytest.raises(AuthorizationFailed, match="no client id"):
-            read_registration(said, ISSUER, CALLBACK)
+            read_registration(members, ISSUER, CALLBACK)
     else:
-        assert read_registration(said, ISSUER, CALLBACK) == client
+        assert read_registration(members, ISSUER, CALLBACK) == client
 
 
 @req("auth-94", "auth-116")
 @pytest.mark.parametrize(
-    ("said", "words"),
+    ("members", "words"),
     [
         (
             {"error": "invalid_redirect_uri", "error_description": "no http"},
@@ -462,9 +462,9 @@ def test_reading_a_registration_response(said: Any, client: OAuthClient | None) 
         ({}, "status 403.*by hand"),
     ],
 )
-def test_the_error_of_a_refused_registration_has_the_reason(said: Any, words: str) -> None:
+def test_the_error_of_a_refused_registration_has_the_reason(members: Any, words: str) -> None:
     with pytest.raises(AuthorizationFailed, match=words):
-        raise registration_refused(ISSUER, 403, said)
+        raise registration_refused(ISSUER, 403, members)
 
 
 @req("auth-94")
@@ -519,7 +519,7 @@ def test_the_method_is_one_that_both_sides_support(
         assert choose_method(client, KEY if signs else None, taken) is method
 
 
-def test_the_halves_of_basic_are_encoded_before_they_are_joined() -> None:
+def test_the_id_and_secret_of_basic_are_encoded_before_they_are_joined() -> None:
     client = OAuthClient("a:b", ISSUER, "c:d e/é", ClientAuthMethod.BASIC)
     headers, fields = authenticated(client, None, ISSUER, NOW, entropy)
     assert fields == {"client_id": "a:b"}  # servers of the official Python SDK do not find the client without it
@@ -582,9 +582,9 @@ def test_the_authorization_url() -> None:
     url = authorization_url(
         server, "c d", attrs.evolve(asked, verifier="dBjftJeZ4CVP-mB92K27uhbUJU1p1r_wW1gFWFOEjXk"), ("a", "b"), MCP
     )
-    said = dict(parse_qsl(urlsplit(url).query))
+    members = dict(parse_qsl(urlsplit(url).query))
     # The verifier and its challenge are those of RFC 7636, appendix B.
-    assert said == {
+    assert members == {
         "tenant": "1",
         "response_type": "code",
         "client_id": "c d",
@@ -656,9 +656,9 @@ def test_any_text_without_the_state_is_ignored_as_a_callback(query: str) -> None
         ({"refresh_token": 7}, False, "Bearer", NOW + 60, ("asked",)),
     ],
 )
-def test_tokens(change: dict[str, Any], proven: bool, kind: str, expires_at: float | None, scopes: Any) -> None:
-    said = {"access_token": "t", "token_type": "bearer", "expires_in": 60, **change}
-    tokens = read_tokens(said, ISSUER, ("asked",), NOW, proven=proven)
+def test_reading_tokens(change: dict[str, Any], proven: bool, kind: str, expires_at: float | None, scopes: Any) -> None:
+    members = {"access_token": "t", "token_type": "bearer", "expires_in": 60, **change}
+    tokens = read_tokens(members, ISSUER, ("asked",), NOW, proven=proven)
     assert (tokens.access, tokens.kind, tokens.expires_at, tokens.scopes) == ("t", kind, expires_at, scopes)
     assert tokens.refresh is None
 
@@ -687,8 +687,8 @@ def test_an_error_with_status_200_is_a_refusal() -> None:
     driver = Driver(deployment())
 
     def answer(request: SendRequest) -> FlowEvent | None:
-        said = {"error": "bad_verification_code", "error_description": "The code has expired."}
-        return reply(200, said) if request.url.endswith("/token") else None
+        members = {"error": "bad_verification_code", "error_description": "The code has expired."}
+        return reply(200, members) if request.url.endswith("/token") else None
 
     driver.deployment.override = answer
     with pytest.raises(AuthorizationFailed, match="The code has expired"):
@@ -755,7 +755,7 @@ def test_a_record_is_the_same_after_it_is_written_and_read() -> None:
     assert [each.issuer for each in record.registered][::7] == ["https://as19.example", "https://as12.example"]
 
 
-def damaged() -> list[Any]:
+def damaged_records() -> list[Any]:
     driver = Driver(deployment())
     driver.call()
     good = as_json(attrs.evolve(driver.persisted[-1], network=Network.PRIVATE))
@@ -780,9 +780,9 @@ def damaged() -> list[Any]:
 
 def test_a_damaged_record_is_read_or_refused_without_a_value_in_the_error() -> None:
     refused = []
-    for said in damaged():
+    for members in damaged_records():
         try:
-            assert isinstance(read_record(said), ServerRecord)
+            assert isinstance(read_record(members), ServerRecord)
         except UsageError as error:
             refused.append(str(error))
     assert len(refused) > 50
@@ -801,6 +801,6 @@ def test_temporary_failures_are_not_final() -> None:
 
 def test_only_strings_of_a_refusal_are_repeated() -> None:
     """Other values could be nested so deeply that they cannot be shown."""
-    said: Any = {"error": [[["x"]]], "error_description": {"y": "z"}}
-    assert str(refused(ISSUER, said, 400, ())) == f"'{ISSUER}' issued no token: 'status 400'; its operator can say why"
-    assert "status 400" in str(registration_refused(ISSUER, 400, said))
+    body: Any = {"error": [[["x"]]], "error_description": {"y": "z"}}
+    assert str(refused(ISSUER, body, 400, ())) == f"'{ISSUER}' issued no token: 'status 400'; its operator can say why"
+    assert "status 400" in str(registration_refused(ISSUER, 400, members))

@@ -308,7 +308,7 @@ def fault(now: float = 500.0, **claims: Any) -> str | None:
 
 @req("auth-45", "auth-46", "auth-47")
 @pytest.mark.parametrize(
-    ("claims", "said"),
+    ("claims", "expected"),
     [
         ({}, None),
         ({"aud": ["https://other.example", RESOURCE]}, None),
@@ -329,13 +329,13 @@ def fault(now: float = 500.0, **claims: Any) -> str | None:
         ({"nbf": 400.5}, None),
     ],
 )
-def test_the_claims_of_a_token(claims: dict[str, Any], said: str | None) -> None:
+def test_the_claims_of_a_token(claims: dict[str, Any], expected: str | None) -> None:
     found = fault(**claims)
-    assert found is None if said is None else found is not None and said in found
+    assert found is None if expected is None else found is not None and expected in found
 
 
 @pytest.mark.parametrize(
-    ("now", "claims", "said"),
+    ("now", "claims", "expected"),
     [
         (1009.9, {}, None),
         (1010.0, {}, "it has expired"),
@@ -343,8 +343,8 @@ def test_the_claims_of_a_token(claims: dict[str, Any], said: str | None) -> None
         (500.0, {"nbf": 510.1}, "it is not valid yet"),
     ],
 )
-def test_the_time_of_a_token_has_some_leeway(now: float, claims: dict[str, Any], said: str | None) -> None:
-    assert fault(now, **claims) == said
+def test_the_time_of_a_token_has_some_leeway(now: float, claims: dict[str, Any], expected: str | None) -> None:
+    assert fault(now, **claims) == expected
 
 
 @pytest.mark.parametrize(

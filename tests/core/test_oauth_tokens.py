@@ -435,7 +435,7 @@ def test_an_adopted_token_that_is_refused_is_replaced_by_a_new_one() -> None:
     assert isinstance(request.refused(401, CHALLENGE, NOW), FlowFailed)
 
 
-def test_an_empty_record_is_not_adopted_and_a_started_flow_adopts_no_record() -> None:
+def test_a_flow_adopts_neither_an_empty_record_nor_one_after_its_start() -> None:
     driver = Driver(deployment())
     request = driver.authorizer.authorized_request("POST")
     assert isinstance(request.go(NOW), Authorized)

@@ -254,7 +254,7 @@ def test_retry_that_is_no_plain_number_is_ignored(value: bytes) -> None:
 # Limits.
 
 
-def chunked(stream: bytes, size: int, limit: int) -> tuple[EventReader, list[SseEvent | Oversized]]:
+def read_in_chunks(stream: bytes, size: int, limit: int) -> tuple[EventReader, list[SseEvent | Oversized]]:
     reader = EventReader(limit)
     return reader, [event for at in range(0, len(stream), size) for event in reader.feed(stream[at : at + size])]
 
@@ -272,7 +272,7 @@ def chunked(stream: bytes, size: int, limit: int) -> tuple[EventReader, list[Sse
 )
 def test_an_event_over_the_limit_is_skipped_and_reported_once(size: int, long: bytes) -> None:
     stream = b"data: 1\n\nid: 7\n" + long + b"\n: comment\ndata: more\n" + long + b"\n\ndata: 2\n\n"
-    reader, found = chunked(stream, size, limit=10)
+    reader, found = read_in_chunks(stream, size, limit=10)
     assert found == [SseEvent(b"1"), Oversized(10), SseEvent(b"2")]
     assert reader.last_event_id == "7"
 
@@ -280,11 +280,11 @@ def test_an_event_over_the_limit_is_skipped_and_reported_once(size: int, long: b
 @pytest.mark.parametrize("size", [1, 7, 1000])
 def test_an_event_of_exactly_the_limit_is_read(size: int) -> None:
     stream = encode_event(SseEvent(b"0123456789"))
-    assert chunked(stream, size, limit=10)[1] == [SseEvent(b"0123456789")]
+    assert read_in_chunks(stream, size, limit=10)[1] == [SseEvent(b"0123456789")]
 
 
 def test_the_id_after_an_oversized_line_counts_too() -> None:
-    reader, found = chunked(b"data: 01234567890\nid: 8\n\n", 3, limit=10)
+    reader, found = read_in_chunks(b"data: 01234567890\nid: 8\n\n", 3, limit=10)
     assert found == [Oversized(10)]
     assert reader.last_event_id == "8"
 

@@ -56,7 +56,7 @@ class WsprotoPeer:
 GOING = struct.pack("!H", 1001)
 
 
-def fed(role: Role, pieces: Iterable[bytes], **limits: int) -> tuple[list[bytes], WebSocketFrames, bytes]:
+def feed_pieces(role: Role, pieces: Iterable[bytes], **limits: int) -> tuple[list[bytes], WebSocketFrames, bytes]:
     """Feed these pieces to a new `WebSocketFrames`.  Returns the messages, the object, and the bytes that it sent."""
     end = WebSocketFrames(role, Limits(**limits))
     texts: list[bytes] = []
@@ -71,7 +71,7 @@ def one_by_one(data: bytes) -> list[bytes]:
     return [bytes([byte]) for byte in data]
 
 
-def silent(end: WebSocketFrames) -> bool:
+def sends_no_more(end: WebSocketFrames) -> bool:
     """Whether this side sends no more bytes."""
     end.ping()
     return b"".join((*end.frame([b"x"]), end.pending(), end.farewell(), end.close(1011))) == b""
@@ -87,8 +87,8 @@ def test_the_documentation_of_the_transport_is_complete() -> None:
     section = documents.read_text(encoding="utf-8").partition("\n## WebSockets\n")[2].partition("\n## ")[0]
     for topic in ("Opening", "Messages", "Cancelling", "Signs of life", "The end"):
         assert f"| {topic} |" in section
-    said = ("RFC 6455", f"Sec-WebSocket-Protocol: {SUBPROTOCOL}", "notifications/cancelled", "Limits.message_bytes")
-    assert [each for each in said if each not in section] == []
+    topics = ("RFC 6455", f"Sec-WebSocket-Protocol: {SUBPROTOCOL}", "notifications/cancelled", "Limits.message_bytes")
+    assert [each for each in topics if each not in section] == []
     sources = [Path(module.__file__ or "").read_text(encoding="utf-8") for module in (websocket, websocket_server)]
     codes = {str(CloseReason[name].value) for name in re.findall(r"CloseReason\.([A-Z_]+)", "".join(sources))}
     codes |= set(re.findall(r"\b10[01]\d\b", "".join(sources)))
@@ -140,7 +140,7 @@ def test_fragments_with_control_frames_between_them_are_joined(role: Role, betwe
             control,
             frame(role, CONTINUED, text[second:]),
         ]
-        texts, end, sent = fed(role, pieces)
+        texts, end, sent = feed_pieces(role, pieces)
         assert texts == [text]
         pongs = [Pong(payload=b"?")] * 2 if between == b"ping" else []
         assert WsprotoPeer(role).reads(sent) == pongs
@@ -150,7 +150,7 @@ def test_fragments_with_control_frames_between_them_are_joined(role: Role, betwe
 @both_roles
 def test_empty_fragments_add_nothing(role: Role) -> None:
     pieces = [frame(role, TEXT, b"", fin=False), *[frame(role, CONTINUED, b"", fin=False)] * 1000]
-    texts, end, _ = fed(role, [*pieces, frame(role, CONTINUED, b"x"), frame(role, TEXT, b"y")])
+    texts, end, _ = feed_pieces(role, [*pieces, frame(role, CONTINUED, b"x"), frame(role, TEXT, b"y")])
     assert texts == [b"x", b"y"]
     assert not end.ended
 
@@ -160,21 +160,22 @@ def test_empty_fragments_add_nothing(role: Role) -> None:
 
 @both_roles
 def test_a_pong_has_the_payload_of_the_ping(role: Role) -> None:
-    texts, _, sent = fed(role, [WsprotoPeer(role).sends(Ping(payload=b"abc"))])
+    texts, _, sent = feed_pieces(role, [WsprotoPeer(role).sends(Ping(payload=b"abc"))])
     assert (texts, WsprotoPeer(role).reads(sent)) == ([], [Pong(payload=b"abc")])
 
 
 @both_roles
 def test_of_several_pings_at_once_only_the_last_is_answered(role: Role) -> None:
+    """So pongs do not pile up (RFC 6455, 5.5.3)."""
     pings = [Ping(payload=bytes([number] * 100)) for number in range(100)]
-    _, end, sent = fed(role, [WsprotoPeer(role).sends(*pings)])
+    _, end, sent = feed_pieces(role, [WsprotoPeer(role).sends(*pings)])
     assert WsprotoPeer(role).reads(sent) == [Pong(payload=pings[-1].payload)]
     assert end.pending() == b""
 
 
 @both_roles
 def test_an_unsolicited_pong_is_ignored(role: Role) -> None:
-    texts, end, sent = fed(role, [WsprotoPeer(role).sends(Pong(payload=b"x"))])
+    texts, end, sent = feed_pieces(role, [WsprotoPeer(role).sends(Pong(payload=b"x"))])
     assert (texts, sent, end.ended) == ([], b"", False)
 
 
@@ -226,13 +227,13 @@ def test_a_close_frame_is_answered_once_and_reported(
 ) -> None:
     data = frame(role, CLOSE, payload)
     for pieces in ([data], one_by_one(data), [data + frame(role, TEXT, b"late") + frame(role, PING)]):
-        texts, end, sent = fed(role, pieces)
+        texts, end, sent = feed_pieces(role, pieces)
         assert texts == []
         assert WsprotoPeer(role).reads(sent) == [CloseConnection(code=reply[0], reason=reply[1])]
         assert (end.ended, end.over, end.code) == (True, "broke" not in why, code)
         assert why in end.why
         assert ("server" if role is Role.CLIENT else "client") in end.why
-        assert silent(end)
+        assert sends_no_more(end)
         assert end.texts(data) == []
 
 
@@ -273,7 +274,7 @@ def test_a_violation_is_reported_to_the_peer_and_ends_reading(
     good = frame(role, TEXT, b"good")
     data = good + b"".join(made(*part) for part in parts) + good
     for pieces in ([data], one_by_one(data)):
-        texts, end, sent = fed(role, pieces, message_bytes=10)
+        texts, end, sent = feed_pieces(role, pieces, message_bytes=10)
         assert texts == [b"good"]
         *pongs, close = WsprotoPeer(role).reads(sent)
         assert isinstance(close, CloseConnection)
@@ -282,14 +283,14 @@ def test_a_violation_is_reported_to_the_peer_and_ends_reading(
         assert all(isinstance(each, Pong) for each in pongs)
         assert (end.ended, end.code) == (True, code)
         assert why in end.why
-        assert silent(end)
+        assert sends_no_more(end)
 
 
 @both_roles
 def test_the_limit_of_a_message_is_exact_and_counts_bytes(role: Role) -> None:
     for text in ["x" * 10, "ä" * 5, "𝄞𝄞xy"]:
-        assert fed(role, [frame(role, TEXT, text.encode())], message_bytes=10)[0] == [text.encode()]
-        assert fed(role, [frame(role, TEXT, text.encode() + b"x")], message_bytes=10)[1].code == 1009
+        assert feed_pieces(role, [frame(role, TEXT, text.encode())], message_bytes=10)[0] == [text.encode()]
+        assert feed_pieces(role, [frame(role, TEXT, text.encode() + b"x")], message_bytes=10)[1].code == 1009
 
 
 @both_roles
@@ -352,7 +353,7 @@ def test_frames_between_our_close_and_that_of_the_peer_are_dropped(role: Role) -
     [close] = peer.reads(data)
     assert close == CloseConnection(code=1011, reason="x" * 123)
     assert (end.ended, end.over) == (False, False)
-    assert silent(end)
+    assert sends_no_more(end)
     late = frame(role, TEXT, b"late") + frame(role, PING, b"late") + frame(role, BINARY, b"late")
     assert (end.texts(late), end.pending(), end.over) == ([], b"", False)
     assert end.texts(peer.sends(CloseConnection(code=1011))) == []
@@ -412,24 +413,24 @@ def test_chunk_boundaries_do_not_matter(role: Role, data: st.DataObject) -> None
     cuts = sorted(data.draw(st.sets(st.integers(0, len(whole)), max_size=12)))
     results = []
     for pieces in ([whole], [whole[a:b] for a, b in itertools.pairwise([0, *cuts, len(whole)])], one_by_one(whole)):
-        texts, end, sent = fed(role, pieces)
-        said = [each for each in WsprotoPeer(role).reads(sent) if not isinstance(each, Pong)]
-        results.append((texts, said, end.ended, end.over, end.code, end.why))
+        texts, end, sent = feed_pieces(role, pieces)
+        events = [each for each in WsprotoPeer(role).reads(sent) if not isinstance(each, Pong)]
+        results.append((texts, events, end.ended, end.over, end.code, end.why))
     assert results[0] == results[1] == results[2]
 
 
 @settings(max_examples=300)
 @given(st.sampled_from(list(Role)), st.lists(st.binary(max_size=60), max_size=8))
 def test_any_bytes_are_messages_or_a_violation_by_the_peer(role: Role, pieces: Sequence[bytes]) -> None:
-    _, end, sent = fed(role, pieces, message_bytes=50)
-    said = WsprotoPeer(role).reads(sent)
-    assert end.ended == any(isinstance(each, CloseConnection) for each in said)
+    _, end, sent = feed_pieces(role, pieces, message_bytes=50)
+    events = WsprotoPeer(role).reads(sent)
+    assert end.ended == any(isinstance(each, CloseConnection) for each in events)
 
 
 def test_a_long_message_byte_by_byte_takes_time_in_proportion() -> None:
     # Quadratic, this would take minutes.
     whole = frame(Role.SERVER, TEXT, b"x" * 300_000)
-    assert fed(Role.SERVER, one_by_one(whole))[0] == [b"x" * 300_000]
+    assert feed_pieces(Role.SERVER, one_by_one(whole))[0] == [b"x" * 300_000]
 
 
 # The opening handshake.
