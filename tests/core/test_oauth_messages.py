@@ -803,4 +803,4 @@ def test_only_strings_of_a_refusal_are_repeated() -> None:
     """Other values could be nested so deeply that they cannot be shown."""
     body: Any = {"error": [[["x"]]], "error_description": {"y": "z"}}
     assert str(refused(ISSUER, body, 400, ())) == f"'{ISSUER}' issued no token: 'status 400'; its operator can say why"
-    assert "status 400" in str(registration_refused(ISSUER, 400, members))
+    assert "status 400" in str(registration_refused(ISSUER, 400, body))
