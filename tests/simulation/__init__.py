@@ -2,19 +2,19 @@
 
     python -m tests.simulation --seeds 1000 --from 0
 
-| Module | What it has |
+| Module | Content |
 |---|---|
-| `plan` | what a seed decides: the transport, the clients, their moves, the lines and the faults, all as plain data |
+| `plan` | the plan that a seed decides, as plain data: the transport, the clients, their moves, the line, the faults |
 | `network` | connections in memory: windows, delays, splits, cuts, dead lines, unreachable addresses |
-| `book` | calls, handler runs and outcomes, and the rules that hold in every world |
-| `host` | the programs that serve: the server, a relay before it, an authorization server, a hostile client |
-| `visitor` | the programs that call: clients with their moves |
-| `tasks` | their tasks: the store, the moves, and the rules for them |
-| `replicas` | several processes of one server: the store that they share, and processes that stand still |
-| `world` | one run of a plan under a mock clock, and what may not be left after it |
-| `tally` | what there was in many worlds |
+| `monitor` | calls, handler runs and outcomes, and the rules that hold in every world |
+| `servers` | the server, a relay before it, an authorization server, a hostile client |
+| `clients` | programs with a client that make their moves |
+| `tasks` | tasks: the store, the moves, and their rules |
+| `replicas` | several processes of one server: their shared store, and processes that pause |
+| `world` | one run of a plan under a mock clock, and the check that it leaves nothing behind |
+| `tally` | the figures of many worlds |
 | `shrink` | the smallest plan that still breaks a rule, as a test to paste |
-| `mistakes` | faults put into trio_mcp on purpose, to see that the rules find them |
+| `mistakes` | deliberate mistakes in trio_mcp, to test that the rules find them |
 
 `docs/simulation.md` says how to use it, and how to simulate a program of your own.
 """

@@ -17,11 +17,11 @@ from tests.simulation.plan import draw
 from tests.simulation.shrink import as_test, shrink
 from tests.simulation.tally import Tally, tally
 
-PART = 50  # worlds that a process plays before it tells of them
+PART = 50  # worlds that a process plays before it reports them
 
 
 def _parts(first: int, count: int) -> list[range]:
-    return [range(at, min(at + PART, first + count)) for at in range(first, first + count, PART)]
+    return [range(start, min(start + PART, first + count)) for start in range(first, first + count, PART)]
 
 
 def main() -> int:
@@ -31,7 +31,7 @@ def main() -> int:
     parser.add_argument("--jobs", type=int, default=1, help="processes that play at the same time")
     parser.add_argument("--no-shrink", action="store_true", help="only tell which seeds break a rule")
     given = parser.parse_args()
-    # Sets of text are walked in an order that differs from process to process, unless it is fixed from the start.
+    # The order of a set of text differs between processes, unless PYTHONHASHSEED is set before the process starts.
     if os.environ.get("PYTHONHASHSEED") != "0":
         os.environ["PYTHONHASHSEED"] = "0"
         os.execv(sys.executable, [sys.executable, "-m", "tests.simulation", *sys.argv[1:]])

@@ -1,7 +1,6 @@
-"""Mistakes put into trio_mcp on purpose: a rule that finds none of them is worth nothing.
+"""Deliberate mistakes in trio_mcp: they show that the rules of the simulation find mistakes.
 
-Each is a small patch of the kind that a change may bring in by accident.  Where a module moves, its name here moves
-along.
+Each is a small patch, like a mistake that a change may introduce by accident.
 """
 
 from __future__ import annotations
@@ -20,7 +19,7 @@ import trio
 from trio_mcp import Client, Context
 from trio_mcp.core import Account, Listeners
 
-# The mistakes are made in inner parts.
+# The patches need internal modules.
 from trio_mcp.core.tasks import (
     TASKS,
     TaskDeed,
@@ -32,7 +31,7 @@ from trio_mcp.core.tasks import (
 )
 from trio_mcp.errors import NoResponse, SessionLost
 
-# The mistakes are made in inner parts.
+# The patches need internal modules.
 from trio_mcp.extensions.tasks.keeper import Keeper
 from trio_mcp.server import Dispatcher, Replica
 from trio_mcp.server.entries import Entry  # as above
@@ -45,7 +44,7 @@ __all__ = ["MISTAKES", "MISTAKES_OF_REPLICAS"]
 
 
 def _replayed_call() -> AbstractContextManager[Any]:
-    """A call without an answer is made once more."""
+    """A call without an answer is repeated once."""
     call = Client.call_tool
 
     async def again(self: Client, *args: Any, **options: Any) -> Any:
@@ -58,7 +57,7 @@ def _replayed_call() -> AbstractContextManager[Any]:
 
 
 def _false_not_run() -> AbstractContextManager[Any]:
-    """A connection that ends before there was a reply is taken for one that carried nothing."""
+    """If a connection ends before the reply, the error claims that the request did not run."""
     init = NoResponse.__init__
 
     def claim(self: NoResponse, why: str, **options: Any) -> None:
@@ -73,7 +72,7 @@ def _kept_listener() -> AbstractContextManager[Any]:
 
 
 def _unheard_cancellation() -> AbstractContextManager[Any]:
-    """The client takes a call back, and the handler goes on."""
+    """The client cancels a call, and the handler continues."""
     return mock.patch.object(Context, "_cancel", return_value=None)
 
 
@@ -89,7 +88,7 @@ def _leaked_task() -> AbstractContextManager[Any]:
 
 
 def _lost_change() -> AbstractContextManager[Any]:
-    """Of several listeners the last one is not told."""
+    """Of several listeners the last one does not get the change."""
     publish = Listeners.publish
 
     def tell(self: Listeners[Any], change: Any) -> Any:
@@ -100,7 +99,7 @@ def _lost_change() -> AbstractContextManager[Any]:
 
 
 def _kept_bytes() -> AbstractContextManager[Any]:
-    """Of a large message not all is given back to the account of all clients."""
+    """One byte of a large message is not given back to the shared account of all clients."""
     give = Account.give
 
     def keep(self: Account, amount: int) -> None:
@@ -112,7 +111,7 @@ def _kept_bytes() -> AbstractContextManager[Any]:
 
 
 def _answer_of_another() -> AbstractContextManager[Any]:
-    """Now and then a call gets the result of the one before."""
+    """Each fiftieth call gets the result of the call before."""
     call, last, count = Dispatcher._run_handler, list[Any](), itertools.count(1)
 
     async def mix_up(self: Dispatcher, *args: Any) -> Any:
@@ -123,17 +122,17 @@ def _answer_of_another() -> AbstractContextManager[Any]:
     return mock.patch.object(Dispatcher, "_run_handler", mix_up)
 
 
-def _stranger() -> AbstractContextManager[Any]:
-    """A principal is forgotten between two requests of a session."""
+def _forgotten_principal() -> AbstractContextManager[Any]:
+    """Handlers do not see the principal of a request."""
     return mock.patch.object(Context, "principal", property(lambda self: None))
 
 
-def _seen_by_all() -> AbstractContextManager[Any]:
+def _unchecked_owner() -> AbstractContextManager[Any]:
     """The owner of a task is not compared with the caller."""
     return mock.patch("trio_mcp.extensions.tasks.keeper.stable_name", return_value=mock.ANY)
 
 
-def _task_of_the_dead() -> AbstractContextManager[Any]:
+def _deleted_task() -> AbstractContextManager[Any]:
     """A task whose process has ended is deleted."""
 
     async def forget(self: Keeper, id: str) -> bool:
@@ -143,14 +142,14 @@ def _task_of_the_dead() -> AbstractContextManager[Any]:
     return mock.patch.object(Keeper, "_take_over", forget)
 
 
-def _changed_end() -> AbstractContextManager[Any]:
+def _changed_outcome() -> AbstractContextManager[Any]:
     """A task that has completed can still be cancelled."""
     late = {TaskEvent.CANCELLED: (TaskStatus.CANCELLED, TaskDeed.STOP)}
     return mock.patch.dict(TASKS, {TaskStatus.COMPLETED: {**TASKS[TaskStatus.COMPLETED], **late}})
 
 
-def _question_again() -> AbstractContextManager[Any]:
-    """An answer to one of several keys is accepted, and its question stays open."""
+def _repeated_question() -> AbstractContextManager[Any]:
+    """An answer is accepted, and its question stays open."""
     close = TaskRecord._close
 
     def keep(self: TaskRecord, keys: Iterable[str], now: float, **changes: Any) -> TaskStep:
@@ -160,13 +159,13 @@ def _question_again() -> AbstractContextManager[Any]:
     return mock.patch.object(TaskRecord, "_close", keep)
 
 
-def _task_goes_on() -> AbstractContextManager[Any]:
-    """A cancellation is acknowledged, and nothing happens."""
+def _uncancelled_task() -> AbstractContextManager[Any]:
+    """The cancellation of a task is acknowledged, and has no effect."""
 
-    async def nod(self: Keeper, params: Any, principal: Any, form: TaskForm) -> dict[str, Any]:
+    async def acknowledge(self: Keeper, params: Any, principal: Any, form: TaskForm) -> dict[str, Any]:
         return form.acknowledged(await self.owned(params["taskId"], principal))
 
-    return mock.patch.object(Keeper, "cancel", nod)
+    return mock.patch.object(Keeper, "cancel", acknowledge)
 
 
 MISTAKES: dict[str, tuple[Callable[[], AbstractContextManager[Any]], int]] = {
@@ -178,21 +177,21 @@ MISTAKES: dict[str, tuple[Callable[[], AbstractContextManager[Any]], int]] = {
     "a lost change": (_lost_change, 69),
     "kept bytes": (_kept_bytes, 1),
     "the answer of another call": (_answer_of_another, 2),
-    "a forgotten principal": (_stranger, 0),
-    "the task of another client": (_seen_by_all, 0),
-    "a forgotten task": (_task_of_the_dead, 24),
-    "an end that changes": (_changed_end, 2),
-    "an answered question": (_question_again, 2),
-    "an unheard end of a task": (_task_goes_on, 15),
+    "a forgotten principal": (_forgotten_principal, 0),
+    "the task of another client": (_unchecked_owner, 0),
+    "a forgotten task": (_deleted_task, 24),
+    "an end that changes": (_changed_outcome, 2),
+    "an answered question": (_repeated_question, 2),
+    "an unheard end of a task": (_uncancelled_task, 15),
 }
-"""Each with the first seed that shows it, unless worlds are drawn in another way by now."""
+"""Each mistake, with the first seed that finds it.  The seed is a hint: if it no longer finds it, others are tried."""
 
 
-# Mistakes that are none in a single process.
+# Mistakes that have an effect only with several replicas.
 
 
 def _unknown_session() -> AbstractContextManager[Any]:
-    """A session of another replica is not looked for."""
+    """A replica does not fetch a session of another replica."""
     return mock.patch.object(SharedEndpoint, "_fetch", AsyncMock(return_value=None))
 
 
@@ -212,23 +211,23 @@ def _early_acceptance() -> AbstractContextManager[Any]:
 
 
 def _unheard_subscription() -> AbstractContextManager[Any]:
-    """A subscription is accepted before the replica that tells of changes has it."""
+    """A subscription is accepted before the replica that sends its notifications has it."""
     return mock.patch.object(Speaker, "_read_verdict", AsyncMock(return_value=None))
 
 
 def _untold_change() -> AbstractContextManager[Any]:
-    """A change is not told to the other replicas."""
+    """A change is not announced to the other replicas."""
     return mock.patch.object(Replica, "announce", return_value=None)
 
 
 def _unseen_gap() -> AbstractContextManager[Any]:
-    """A replica does not know that it has missed messages."""
+    """A replica does not notice that it has missed messages."""
     return mock.patch.object(Replica, "_gap", return_value=None)
 
 
 @contextlib.contextmanager
-def _end_by_any() -> Iterator[None]:
-    """A process that stood still writes the outcome of a task that another one has taken over."""
+def _outcome_by_another() -> Iterator[None]:
+    """A process that was paused writes the outcome of a task that another process has taken over."""
     step = Keeper.step
 
     async def write(self: Keeper, id: str, take: Any, *, ours: bool = False) -> TaskStep | None:
@@ -240,20 +239,20 @@ def _end_by_any() -> Iterator[None]:
 
 @contextlib.contextmanager
 def _two_outcomes() -> Iterator[None]:
-    """The same, also after the other one has written an outcome."""
+    """The same, also after the other process has written an outcome."""
     late = {TaskEvent.FINISHED: (TaskStatus.COMPLETED, TaskDeed.STORE)}
-    with _end_by_any(), mock.patch.dict(TASKS, {TaskStatus.FAILED: {**TASKS[TaskStatus.FAILED], **late}}):
+    with _outcome_by_another(), mock.patch.dict(TASKS, {TaskStatus.FAILED: {**TASKS[TaskStatus.FAILED], **late}}):
         yield
 
 
 def _run_again() -> AbstractContextManager[Any]:
-    """A task of a dead process runs again, whether its tool allows that or not."""
+    """A task of a dead process runs again, even if its tool does not allow that."""
     always = property(lambda self: True, lambda self, value: None)
     return mock.patch.object(Entry, "replay", always)
 
 
 def _not_swept() -> AbstractContextManager[Any]:
-    """What has expired stays in the store."""
+    """Expired rows stay in the store."""
     return mock.patch.object(MemoryStore, "sweep", AsyncMock(return_value=0))
 
 
@@ -265,9 +264,9 @@ MISTAKES_OF_REPLICAS: dict[str, tuple[Callable[[], AbstractContextManager[Any]],
     "a subscription that is accepted too early": (_unheard_subscription, "did not hear of the change"),
     "a change that stays in a replica": (_untold_change, "did not hear of the change"),
     "a gap that is not seen": (_unseen_gap, "did not hear of the change"),
-    "a task that another replica holds": (_end_by_any, "that another one holds"),
+    "a task that another replica holds": (_outcome_by_another, "that another one holds"),
     "an outcome over another": (_two_outcomes, "and is written again"),
     "a handler that runs again": (_run_again, "runs 2 times"),
     "a store that is not swept": (_not_swept, "the store still has"),
 }
-"""Each with words of the rule that it breaks."""
+"""Each mistake, with a part of the message of the rule that it breaks."""

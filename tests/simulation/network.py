@@ -1,8 +1,8 @@
-"""A network in memory: listeners by port, and connections whose lines do what the plan says.
+"""A network in memory: listeners by port, and connections with the line and the faults of a plan.
 
-What programs see is what sockets show them: bytes in order, in pieces of any size; a write that blocks while the window
-is full; an end, a reset, or nothing at all.  A line that is dead is given up by the system after two minutes, as TCP
-keep-alive does, so no wait on one is endless.
+Programs see the behaviour of sockets: bytes in order, in pieces of any size; writes that block while the window is
+full; an end, a reset, or silence.  As with TCP keep-alive, a dead connection is reset after two minutes, so no wait on
+it is endless.
 """
 
 from __future__ import annotations
@@ -20,40 +20,41 @@ from tests.simulation.plan import Fault, Line
 
 __all__ = ["End", "Listener", "Network", "caller"]
 
-GIVEN_UP = 120.0  # seconds after which a dead line is reset
-SLOW_READS = 6  # reads that a slow reader takes its time for
-# Small pieces find what they find in the first hundreds; a body of 64 KiB byte by byte only takes long.
+DEAD_SECONDS = 120.0  # after which a dead connection is reset
+SLOW_READS = 6  # the number of reads that a slow reader delays
+# Only the first bytes of a connection go in small pieces: they find the mistakes, and a body of 64 KiB byte by byte
+# would take long.
 SMALL_READS = 40
 SMALL_WINDOW = 300
 
 caller: contextvars.ContextVar[str] = contextvars.ContextVar("caller", default="")
-"""The program that connects: tasks inherit it, so that a crash finds the connections of its victim."""
+"""The name of the program that connects.  Tasks inherit it, so that a crash finds the connections of its victim."""
 
 
 class _Pipe:
     """One direction of a connection."""
 
-    def __init__(self, line: Line, dice: random.Random, faults: list[Fault], hurt: Callable[[Fault], None]) -> None:
+    def __init__(self, line: Line, dice: random.Random, faults: list[Fault], on_fault: Callable[[Fault], None]) -> None:
         self._line = line
         self._dice = dice
         self._faults = deque(sorted(faults, key=lambda fault: fault.at))
-        self._hurt = hurt
+        self._on_fault = on_fault
         self._segments: deque[tuple[float, bytes]] = deque()
         self._buffered = self._reads = self._slow_reads = 0
-        self._late = self._slow_seconds = 0.0
+        self._earliest = self._slow_seconds = 0.0
         self._changed = trio.lowlevel.ParkingLot()
         self.passed = self.crc = 0
-        self.dead = self.ended = self.reset = self.deaf = False
+        self.dead = self.ended = self.reset = self.reader_closed = False
 
     # The sender.
 
-    async def put(self, data: bytes | bytearray | memoryview) -> None:
+    async def send(self, data: bytes | bytearray | memoryview) -> None:
         rest = memoryview(data)
         await trio.lowlevel.checkpoint()
         while True:
             if self.ended:
                 raise trio.ClosedResourceError
-            if self.reset or self.deaf:
+            if self.reset or self.reader_closed:
                 raise trio.BrokenResourceError
             room = self._room()
             if rest and room > 0:
@@ -64,9 +65,9 @@ class _Pipe:
                 return
             await self._changed.park()
 
-    async def room(self) -> None:
+    async def wait_for_room(self) -> None:
         await trio.lowlevel.checkpoint()
-        while self._room() <= 0 and not (self.ended or self.reset or self.deaf):
+        while self._room() <= 0 and not (self.ended or self.reset or self.reader_closed):
             await self._changed.park()
 
     def _room(self) -> int:
@@ -75,7 +76,7 @@ class _Pipe:
         if self._faults:
             room = min(room, max(self._faults[0].at - self.passed, 0))
             if room == 0 and self.passed >= self._faults[0].at:
-                self._hurt(self._faults.popleft())
+                self._on_fault(self._faults.popleft())
                 return 0 if self.reset or self.ended else self._room()
         return room
 
@@ -83,13 +84,13 @@ class _Pipe:
         self.passed += len(data)
         self.crc = zlib.crc32(data, self.crc)
         self._buffered += len(data)
-        ready = math.inf if self.dead else max(trio.current_time() + self._line.delay, self._late)
+        ready = math.inf if self.dead else max(trio.current_time() + self._line.delay, self._earliest)
         self._segments.append((ready, data))
         self._changed.unpark_all()
 
     # The reader.
 
-    async def get(self, max_bytes: int | None) -> bytes:
+    async def receive(self, max_bytes: int | None) -> bytes:
         if max_bytes is not None and max_bytes < 1:
             raise ValueError("max_bytes must be at least 1")
         await trio.lowlevel.checkpoint()
@@ -97,7 +98,7 @@ class _Pipe:
             self._slow_reads -= 1
             await trio.sleep(self._slow_seconds)
         while True:
-            if self.deaf:
+            if self.reader_closed:
                 raise trio.ClosedResourceError
             ready = self._segments[0][0] if self._segments else math.inf
             if ready <= trio.current_time():
@@ -114,45 +115,45 @@ class _Pipe:
 
     def _take(self, max_bytes: int | None) -> bytes:
         self._reads += 1
-        most = self._line.chunk if self._reads < SMALL_READS else max(self._line.chunk, 4096)
+        size = self._line.chunk if self._reads < SMALL_READS else max(self._line.chunk, 4096)
         if self._line.splits:
-            most = self._dice.randint(1, most)
+            size = self._dice.randint(1, size)
         if max_bytes is not None:
-            most = min(most, max_bytes)
+            size = min(size, max_bytes)
         ready, data = self._segments[0]
-        if len(data) <= most:
+        if len(data) <= size:
             self._segments.popleft()
         else:
-            data, rest = data[:most], data[most:]
+            data, rest = data[:size], data[size:]
             self._segments[0] = (ready, rest)
         self._buffered -= len(data)
         self._changed.unpark_all()
         return data
 
-    # What happens to it.
+    # Closing and faults.
 
     def end(self) -> None:
         self.ended = True
         self._changed.unpark_all()
 
-    def hang_up(self) -> None:
-        self.deaf = True
+    def close_reader(self) -> None:
+        self.reader_closed = True
         self._changed.unpark_all()
 
-    def break_off(self, *, unread: bool) -> None:
-        """It is reset; what is on the way is lost, or can still be read."""
+    def cut(self, *, keep_unread: bool) -> None:
+        """Reset it.  The bytes on the way are lost, unless `keep_unread`."""
         self.reset = True
-        if not unread:
+        if not keep_unread:
             self._segments.clear()
         self._changed.unpark_all()
 
-    def die(self) -> None:
+    def go_dead(self) -> None:
         self.dead = True
         self._segments = deque((math.inf, data) for _, data in self._segments)
 
     def stall(self, seconds: float) -> None:
-        self._late = trio.current_time() + seconds
-        self._segments = deque((max(ready, self._late), data) for ready, data in self._segments)
+        self._earliest = trio.current_time() + seconds
+        self._segments = deque((max(ready, self._earliest), data) for ready, data in self._segments)
 
     def slow_down(self, seconds: float) -> None:
         self._slow_reads, self._slow_seconds = SLOW_READS, seconds
@@ -169,14 +170,14 @@ class End(trio.abc.HalfCloseableStream):
     async def send_all(self, data: bytes | bytearray | memoryview) -> None:
         self._begin("sending")
         try:
-            await self._out.put(data)
+            await self._out.send(data)
         finally:
             self._busy.discard("sending")
 
     async def wait_send_all_might_not_block(self) -> None:
         self._begin("sending")
         try:
-            await self._out.room()
+            await self._out.wait_for_room()
         finally:
             self._busy.discard("sending")
 
@@ -189,7 +190,7 @@ class End(trio.abc.HalfCloseableStream):
     async def receive_some(self, max_bytes: int | None = None) -> bytes:
         self._begin("receiving")
         try:
-            return await self._into.get(max_bytes)
+            return await self._into.receive(max_bytes)
         finally:
             self._busy.discard("receiving")
 
@@ -202,16 +203,16 @@ class End(trio.abc.HalfCloseableStream):
         if not self.closed:
             self.closed = True
             self._out.end()
-            self._into.hang_up()
-            self._connection.looked_at()
+            self._into.close_reader()
+            self._connection.trace_if_closed()
 
     async def aclose(self) -> None:
         self.close()
         await trio.lowlevel.checkpoint()
 
 
-class _OneRequest(trio.abc.HalfCloseableStream):
-    """The end of a connection that has one request, which says so in its head."""
+class _OneRequestStream(trio.abc.HalfCloseableStream):
+    """The end of a connection for one request: it adds `Connection: close` to the head of the request."""
 
     def __init__(self, end: End) -> None:
         self._end = end
@@ -241,48 +242,48 @@ class _OneRequest(trio.abc.HalfCloseableStream):
 
 
 class _Connection:
-    """Two pipes, and what the plan does to them."""
+    """Two pipes, and their faults."""
 
-    def __init__(self, network: Network, number: int, port: int, who: str, faults: list[Fault]) -> None:
-        self.number, self.port, self.who = number, port, who
+    def __init__(self, network: Network, number: int, port: int, owner: str, faults: list[Fault]) -> None:
+        self.number, self.port, self.owner = number, port, owner
         self._network = network
         dice = random.Random(network.seed * 1000 + number)
-        there = _Pipe(network.line, dice, [each for each in faults if not each.back], self._hurt)
-        back = _Pipe(network.line, dice, [each for each in faults if each.back], self._hurt)
-        self._there, self._back = there, back
+        there = _Pipe(network.line, dice, [each for each in faults if not each.back], self._on_fault)
+        back = _Pipe(network.line, dice, [each for each in faults if each.back], self._on_fault)
+        self._to_server, self._to_client = there, back
         self.client, self.server = End(self, there, back), End(self, back, there)
 
     @property
-    def over(self) -> bool:
+    def closed(self) -> bool:
         return self.client.closed and self.server.closed
 
     @property
     def dead(self) -> bool:
-        return self._there.dead
+        return self._to_server.dead
 
-    def looked_at(self) -> None:
-        if self.over:
-            sums = [f"{pipe.passed} bytes {pipe.crc:08x}" for pipe in (self._there, self._back)]
-            self._network.tell(f"connection {self.number} is closed: {sums[0]} there, {sums[1]} back")
+    def trace_if_closed(self) -> None:
+        if self.closed:
+            sums = [f"{pipe.passed} bytes {pipe.crc:08x}" for pipe in (self._to_server, self._to_client)]
+            self._network.trace(f"connection {self.number} is closed: {sums[0]} there, {sums[1]} back")
 
     def cut(self) -> None:
-        self._there.break_off(unread=False)
-        self._back.break_off(unread=False)
+        self._to_server.cut(keep_unread=False)
+        self._to_client.cut(keep_unread=False)
 
-    def _hurt(self, fault: Fault) -> None:
+    def _on_fault(self, fault: Fault) -> None:
         if self._network.healed:
             return
-        self._network.hurt(fault, f"connection {self.number} of {self.who}")
-        pipe, other = (self._back, self._there) if fault.back else (self._there, self._back)
+        self._network.on_fault(fault, f"connection {self.number} of {self.owner}")
+        pipe, other = (self._to_client, self._to_server) if fault.back else (self._to_server, self._to_client)
         if fault.kind == "cut":
-            pipe.break_off(unread=fault.seconds > 1)
-            other.break_off(unread=False)
+            pipe.cut(keep_unread=fault.seconds > 1)
+            other.cut(keep_unread=False)
         elif fault.kind == "end":
             pipe.end()
-            other.break_off(unread=fault.seconds > 1)
+            other.cut(keep_unread=fault.seconds > 1)
         elif fault.kind == "dead":
-            pipe.die()
-            other.die()
+            pipe.go_dead()
+            other.go_dead()
             self._network.give_up(self)
         elif fault.kind == "stall":
             pipe.stall(fault.seconds)
@@ -291,7 +292,7 @@ class _Connection:
 
 
 class Listener(trio.abc.Listener[trio.abc.Stream]):
-    """Accepts connections at one port for as long as it is open; if `single`, each for one request."""
+    """Accepts connections at one port as long as it is open.  With `single` each connection has one request."""
 
     def __init__(self, network: Network, port: int, single: bool) -> None:
         self._network, self._port, self._single = network, port, single
@@ -302,7 +303,7 @@ class Listener(trio.abc.Listener[trio.abc.Stream]):
 
     async def accept(self) -> trio.abc.Stream:
         end = await self._receive.receive()
-        return _OneRequest(end) if self._single else end
+        return _OneRequestStream(end) if self._single else end
 
     def close(self) -> None:
         self._network.unlisten(self._port, self)
@@ -317,7 +318,7 @@ class Listener(trio.abc.Listener[trio.abc.Stream]):
 
 
 class Network:
-    """All lines of one world.  `tell` writes its transcript, `harmed` is called with each fault that happens."""
+    """All connections of one world.  It calls `trace` for its transcript, and `on_fault` for each fault."""
 
     def __init__(
         self,
@@ -325,35 +326,35 @@ class Network:
         line: Line,
         faults: list[Fault],
         nursery: trio.Nursery,
-        tell: Callable[[str], None],
-        harmed: Callable[[Fault], None],
+        trace: Callable[[str], None],
+        on_fault: Callable[[Fault], None],
     ) -> None:
-        self.seed, self.line, self.tell = seed, line, tell
+        self.seed, self.line, self.trace = seed, line, trace
         self._faults: defaultdict[int, list[Fault]] = defaultdict(list)
         for fault in faults:
             self._faults[fault.victim].append(fault)
         self._nursery = nursery
-        self._harmed = harmed
+        self._on_fault = on_fault
         self._listeners: dict[int, Listener] = {}
-        self._unreachable: dict[int, tuple[float, bool]] = {}  # until when, and whether without a word
-        self._behind: dict[int, deque[int]] = {}  # the ports behind that of a proxy, the next one first
+        self._unreachable: dict[int, tuple[float, bool]] = {}  # until this time; True if without a reply
+        self._backends: dict[int, deque[int]] = {}  # by the port of a proxy; the last one had the last connection
         self.connections: list[_Connection] = []
         self.healed = False
 
-    def balance(self, port: int, behind: Iterable[int]) -> None:
-        """Connections to a port go to those behind it in turn, as by a proxy that passes over what refuses them."""
-        self._behind[port] = deque(behind)
+    def balance(self, port: int, backends: Iterable[int]) -> None:
+        """Connect a port to its backends in turn, as a proxy does that skips backends which refuse connections."""
+        self._backends[port] = deque(backends)
 
-    def _next(self, port: int) -> int:
-        behind = self._behind.get(port)
-        if behind is None:
+    def _choose_port(self, port: int) -> int:
+        backends = self._backends.get(port)
+        if backends is None:
             return port
-        for _ in range(len(behind)):
-            behind.rotate(-1)
-            until, silent = self._unreachable.get(behind[-1], (0.0, False))
-            if behind[-1] in self._listeners and (silent or trio.current_time() >= until):
+        for _ in range(len(backends)):
+            backends.rotate(-1)
+            until, silent = self._unreachable.get(backends[-1], (0.0, False))
+            if backends[-1] in self._listeners and (silent or trio.current_time() >= until):
                 break
-        return behind[-1]
+        return backends[-1]
 
     def listen(self, port: int, *, single: bool = False) -> Listener:
         self._listeners[port] = Listener(self, port, single)
@@ -364,9 +365,9 @@ class Network:
             del self._listeners[port]
 
     async def dial(self, host: str, port: int) -> trio.abc.Stream:
-        """In the place of `trio.open_tcp_stream`."""
+        """Replaces `trio.open_tcp_stream`."""
         await trio.sleep(self.line.delay)
-        port = self._next(port)
+        port = self._choose_port(port)
         until, silent = self._unreachable.get(port, (0.0, False))
         if silent and trio.current_time() < until:
             await trio.sleep_until(until)
@@ -375,32 +376,32 @@ class Network:
         number = len(self.connections)
         connection = _Connection(self, number, port, caller.get(), [] if self.healed else self._faults[number])
         self.connections.append(connection)
-        self.tell(f"connection {number} of {connection.who} to {port}")
+        self.trace(f"connection {number} of {connection.owner} to {port}")
         self._listeners[port].offer(connection.server)
         return connection.client
 
-    def hurt(self, fault: Fault, where: str) -> None:
-        self.tell(f"{fault.kind} at {where}")
-        self._harmed(fault)
+    def on_fault(self, fault: Fault, where: str) -> None:
+        self.trace(f"{fault.kind} at {where}")
+        self._on_fault(fault)
 
     def give_up(self, connection: _Connection) -> None:
         async def later() -> None:
-            await trio.sleep(GIVEN_UP)
+            await trio.sleep(DEAD_SECONDS)
             connection.cut()
 
-        self._nursery.start_soon(later, name="the system gives a dead line up")
+        self._nursery.start_soon(later, name="reset of a dead connection")
 
     def unreachable(self, port: int, seconds: float, *, silent: bool) -> None:
         self._unreachable[port] = (trio.current_time() + seconds, silent)
 
-    def crash(self, *, port: int | None = None, who: str | None = None) -> None:
-        """The connections of a program are reset: those that it accepted at a port, or those that it made."""
+    def crash(self, *, port: int | None = None, owner: str | None = None) -> None:
+        """Reset the connections of a program: those that it accepted at a port, or those that it made."""
         for connection in self.connections:
-            if connection.port == port or connection.who == who:
+            if connection.port == port or connection.owner == owner:
                 connection.cut()
 
     def heal(self) -> None:
-        """No fault happens from now on, and the system has given up what is dead."""
+        """Stop all faults, and reset the dead connections."""
         self.healed = True
         self._unreachable.clear()
         for connection in self.connections:

@@ -1,8 +1,8 @@
-"""What a seed decides, as plain data: so a world can be played again, printed, and made smaller.
+"""The plan that a seed decides, as plain data: so a world can be repeated, printed, and made smaller.
 
-A plan is drawn once, before anything runs.  It has no references to connections or tasks that exist; a fault names its
-victim by a number (the third connection, the second client) and its time by a number of bytes or of task steps.  So a
-plan stays a plan when a fault or a move is taken out of it.
+A plan is drawn once, before the world runs.  It has no references to connections or tasks.  A fault names its victim by
+a number (the third connection, the second client) and its time by a number of bytes or of task steps.  So a plan stays
+valid when a fault or a move is removed from it.
 """
 
 from __future__ import annotations
@@ -32,13 +32,14 @@ LEGACY, MODERN = ERAS = ("2025-11-25", "2026-07-28")
 TRANSPORTS = ("stream", "http", "json", "websocket", "sse")
 CHUNKS = (1, 2, 7, 64, 512, 4096, 65536)
 WINDOWS = (700, 4096, 65536)
-# A server may answer a request by HTTP before it has read all of it, so there an answer of some lines has to fit.
+# Windows for byte streams only: a server may answer an HTTP request before it has read all of it, so the window of HTTP
+# needs room for an answer of some lines.
 NARROW = (1, 16, *WINDOWS)
 MODEM = 16384  # bytes per second
 DELAYS = (0.0, 0.0, 0.0, 0.001, 0.05, 1.5)
 
-# The last two are as long as a tight server keeps an idle connection, and longer than it keeps an idle session: then a
-# request meets the end of what it is sent by.
+# The last two: as long as a tight server keeps an idle connection, and longer than it keeps an idle session.  Then a
+# request is sent while the server closes its connection or session.
 WAITS = (0.0,) * 9 + (0.01,) * 3 + (0.3,) * 3 + (2.0,) * 2 + (20.0, 45.0)
 
 # The work of a client, and how often each kind is drawn.
@@ -54,20 +55,20 @@ FAULTS = {
     "drain": 2, "revoke": 2, "cancel": 8, "leave": 3, "hostile": 3,
 }  # fmt: skip
 HARMLESS = frozenset({"cancel", "leave", "hostile"})
-# Faults of worlds with replicas, beside those.
-SHARED_FAULTS = {"away": 5, "outage": 3, "pause": 6, "crash": 4, "restart": 2, "drain": 2}
-# A plan without a relay over one of these may get replicas.
-SHARED = frozenset({"http", "json", "websocket"})
-SHARE = 0.42  # of the worlds that may have replicas
+# Additional faults of worlds with replicas.
+REPLICA_FAULTS = {"away": 5, "outage": 3, "pause": 6, "crash": 4, "restart": 2, "drain": 2}
+# The transports of worlds with replicas; these worlds have no relay.
+REPLICA_TRANSPORTS = frozenset({"http", "json", "websocket"})
+REPLICAS_SHARE = 0.42  # of the worlds that may have replicas
 LAGS = (0.0, 0.0, 0.001, 0.02, 0.1)
 
 
 @attrs.frozen
 class Move:
-    """One thing that a client does, `wait` seconds after it began the one before.
+    """One action of a client, `wait` seconds after it began the one before.
 
-    `size` is how much there is of it: bytes, reports, seconds.  `patience` is the time that it may take, None for any;
-    `by_option` says whether that is given as an option of the call or as a cancel scope.
+    `size` is a number of bytes, reports or seconds.  `patience` is its timeout in seconds, or None.  With `by_option`
+    the timeout is an option of the call, otherwise a cancel scope.
     """
 
     kind: str
@@ -79,15 +80,18 @@ class Move:
 
 @attrs.frozen
 class Client:
-    """A program that calls."""
+    """A program with a client."""
 
     moves: tuple[Move, ...]
 
 
 @attrs.frozen
 class Line:
-    """What every connection is like: a read returns at most `chunk` bytes, `window` may be on the way, and each byte
-    takes `delay` seconds.  With `splits` a read returns any number of bytes up to `chunk`."""
+    """The properties of every connection.
+
+    A read returns at most `chunk` bytes, with `splits` a random number up to `chunk`.  At most `window` bytes may be on
+    the way, and each byte takes `delay` seconds.
+    """
 
     chunk: int = 65536
     window: int = 65536
@@ -97,25 +101,25 @@ class Line:
 
 @attrs.frozen
 class Fault:
-    """What goes wrong.
+    """A fault.
 
-    | Kind | `victim` | `at` | what happens |
+    | Kind | `victim` | `at` | Effect |
     |---|---|---|---|
-    | cut, end | connection | bytes | it is reset, or ends as a stream that is closed |
-    | dead | connection | bytes | nothing arrives any more; the system gives it up after two minutes |
-    | stall | connection | bytes | nothing arrives for `seconds` |
+    | cut, end | connection | bytes | it is reset; it ends as a stream that is closed |
+    | dead | connection | bytes | no more bytes arrive; the system resets it after two minutes |
+    | stall | connection | bytes | no bytes arrive for `seconds` |
     | slow | connection | bytes | the reader takes `seconds` for each of its next reads |
     | unreachable | port | steps | for `seconds` connections are refused, or get no reply |
-    | crash, restart, drain | host | steps | it dies; it is cancelled; it drains; it is back after `seconds` |
+    | crash, restart, drain | service | steps | it is killed; it is cancelled; it drains; it is back after `seconds` |
     | kill, leave | client | steps | its process dies with its connections; it is cancelled and closes them |
     | revoke | - | steps | all access tokens become invalid |
-    | cancel | call | steps | one of the calls that run then is cancelled |
-    | hostile | - | steps | a peer connects that sends nonsense, or asks and never reads |
-    | pause | host | steps | its process stands still for `seconds`, and then goes on |
-    | away, outage | host | steps | for `seconds` the shared store cannot be reached by it; by all |
+    | cancel | call | steps | one of the running calls is cancelled |
+    | hostile | - | steps | a peer connects that sends nonsense, or sends requests and never reads |
+    | pause | service | steps | its process pauses for `seconds`, and then continues |
+    | away, outage | service | steps | for `seconds` the shared store cannot be reached, by it or by all |
 
-    `back` is the direction, for what has one: from the server to the client.  A store that is away says nothing for a
-    while, and not at once that it fails, if `back`.
+    `back` is the direction of a fault of a connection: from the server to the client.  For a port or the store, `back`
+    means that calls get no reply for a while; otherwise they fail at once.
     """
 
     kind: str
@@ -127,15 +131,15 @@ class Fault:
 
 @attrs.frozen
 class Plan:
-    """A world before it runs.  `order` is the seed of the order of tasks and of all that is random within it.
+    """A world before it runs.  `order` is the seed of the order of tasks and of all random numbers in the world.
 
-    `behind` is the transport from a relay to the server, None for no relay; `behind_era` its revision.  With `probe`
-    the client finds out which era the server is of, and after `pings` seconds it looks whether the server is there.
-    Where the server is `tight` it has room for very little at a time, and closes what idles before its clients do.
-    If `kept`, the store of its tasks outlives it.
+    `behind` is the transport from a relay to the server, or None without a relay; `behind_era` is its revision.  With
+    `probe` the client detects the era of the server.  The client pings after `pings` seconds of silence.  A `tight`
+    server has small limits, and closes idle connections and sessions before its clients do.  With `kept` the store of
+    its tasks outlives the server.
 
-    With more than one of `replicas`, so many processes serve behind a proxy and share a store, in which each call takes
-    `lag` seconds.  Each connection goes to the next of them, or each request by HTTP if they are `scattered`.
+    `replicas` is the number of processes behind a proxy.  They share a store, in which each call takes `lag` seconds.
+    The proxy gives each connection to the next process, or with `scattered` each HTTP request.
     """
 
     order: int
@@ -161,7 +165,7 @@ class Plan:
 
 
 def draw(seed: int) -> Plan:
-    """The plan of a seed."""
+    """Draw the plan of a seed."""
     dice = random.Random(seed)
     transport = dice.choice(TRANSPORTS)
     # HTTP+SSE exists in the older era only.
@@ -169,7 +173,7 @@ def draw(seed: int) -> Plan:
     behind = dice.choice(("http", "json", "websocket", "sse")) if dice.random() < 0.12 else None
     behind_era = LEGACY if behind == "sse" else dice.choice(ERAS)
     oauth = transport != "stream" and dice.random() < 0.15
-    # Each world has only some kinds of moves and faults: in a mixture of all, rare combinations stay rare.
+    # Each world has only some kinds of moves and faults, because in a mixture of all kinds rare combinations stay rare.
     moves = _some(dice, MOVES, least=5)
     faults = _some(dice, FAULTS if oauth else {**FAULTS, "revoke": 0}, least=4)
     clients = [
@@ -191,16 +195,23 @@ def draw(seed: int) -> Plan:
         pings=7.0 if dice.random() < 0.1 else None,
         kept=dice.random() < 0.6,
     )
-    return _share(plan, random.Random(f"replicas {seed}"))
+    return _with_replicas(plan, random.Random(f"replicas {seed}"))
 
 
-def _share(plan: Plan, dice: random.Random) -> Plan:
-    """Some of the plans, with replicas.  With dice of its own, so that all other plans stay what they are."""
-    if plan.transport not in SHARED or plan.behind is not None or plan.oauth or dice.random() >= SHARE:
+def _with_replicas(plan: Plan, dice: random.Random) -> Plan:
+    """Add replicas to some plans.  It has its own random numbers, so that the other plans stay the same."""
+    if (
+        plan.transport not in REPLICA_TRANSPORTS
+        or plan.behind is not None
+        or plan.oauth
+        or dice.random() >= REPLICAS_SHARE
+    ):
         return plan
     calm = dice.random() < 0.2
-    kinds = _some(dice, SHARED_FAULTS, least=2)
-    faults = plan.faults if calm else plan.faults + tuple(_shared_fault(dice, kinds) for _ in range(dice.randint(1, 5)))
+    kinds = _some(dice, REPLICA_FAULTS, least=2)
+    faults = (
+        plan.faults if calm else plan.faults + tuple(_replica_fault(dice, kinds) for _ in range(dice.randint(1, 5)))
+    )
     return attrs.evolve(
         plan,
         faults=tuple(each for each in faults if not calm or each.kind in HARMLESS),
@@ -211,9 +222,9 @@ def _share(plan: Plan, dice: random.Random) -> Plan:
     )
 
 
-def _shared_fault(dice: random.Random, kinds: dict[str, int]) -> Fault:
+def _replica_fault(dice: random.Random, kinds: dict[str, int]) -> Fault:
     fault = _fault(dice, kinds)
-    # Half of these are longer than the leases of replicas and of tasks.
+    # Half of the pauses are longer than the leases of replicas and of tasks.
     return attrs.evolve(fault, seconds=round(dice.uniform(0.5, 60.0), 3)) if fault.kind == "pause" else fault
 
 
@@ -226,8 +237,8 @@ def _pick(dice: random.Random, weights: dict[str, int]) -> str:
     return dice.choices(list(weights), list(weights.values()))[0]
 
 
-def _log(dice: random.Random, low: float, high: float) -> float:
-    """A number of any order of magnitude between the two."""
+def _log_uniform(dice: random.Random, low: float, high: float) -> float:
+    """Draw a number between the two, with equal weight for each order of magnitude."""
     return math.exp(dice.uniform(math.log(low), math.log(high)))
 
 
@@ -235,7 +246,7 @@ def _line(dice: random.Random, windows: tuple[int, ...]) -> Line:
     if dice.random() < 0.5:
         return Line()
     chunk, window, delay = dice.choice(CHUNKS), dice.choice(windows), dice.choice(DELAYS)
-    # No line is slower than the slowest modem, which all deadlines of HTTP are made for.
+    # No line is slower than the slowest modem, because the deadlines of HTTP allow for that modem only.
     return Line(chunk, max(window, round(delay * MODEM)), delay, dice.random() < 0.5)
 
 
@@ -248,23 +259,23 @@ _SIZES: dict[str, tuple[float, float]] = {
 def _move(dice: random.Random, kinds: dict[str, int]) -> Move:
     kind = _pick(dice, kinds)
     wait = dice.choice(WAITS)
-    size = round(_log(dice, *_SIZES[kind])) if kind in _SIZES else 1
+    size = round(_log_uniform(dice, *_SIZES[kind])) if kind in _SIZES else 1
     impatient = 0.7 if kind == "hold" else 0.15
-    patience = round(_log(dice, 0.001, 20.0), 3) if dice.random() < impatient and kind != "listen" else None
+    patience = round(_log_uniform(dice, 0.001, 20.0), 3) if dice.random() < impatient and kind != "listen" else None
     return Move(kind, wait, size, patience, patience is not None and dice.random() < 0.5)
 
 
 def _fault(dice: random.Random, kinds: dict[str, int]) -> Fault:
     kind = _pick(dice, kinds)
     in_bytes = kind in ("cut", "end", "dead", "stall", "slow")
-    at = round(_log(dice, 1, 9000)) if in_bytes else round(_log(dice, 20, 2500))
-    victim = round(_log(dice, 1, 12)) - 1 if in_bytes else dice.randrange(12)
-    seconds = round(_log(dice, 0.01, 60.0), 3)
+    at = round(_log_uniform(dice, 1, 9000)) if in_bytes else round(_log_uniform(dice, 20, 2500))
+    victim = round(_log_uniform(dice, 1, 12)) - 1 if in_bytes else dice.randrange(12)
+    seconds = round(_log_uniform(dice, 0.01, 60.0), 3)
     return Fault(kind, at, victim, seconds, dice.random() < 0.5)
 
 
 def written(value: Any) -> str:
-    """A plan, or a part of it, as Python has it: without what is as by default."""
+    """Return a plan, or a part of it, as Python source without the fields that have their defaults."""
     if isinstance(value, tuple):
         inside = ", ".join(map(written, value))
         return f"({inside},)" if len(value) == 1 else f"({inside})"

@@ -1,8 +1,8 @@
 """The smallest plan that still breaks the same rule, as a test to paste.
 
-Faults, clients and moves are taken away, one part after the other, and the line is made plain, for as long as the same
-rule is broken.  A world with less in it takes its steps in another order, and its faults meet something else; so what
-seems to be needed is tried again in a few other orders, and with all faults at earlier steps.
+It removes faults, clients and moves, one part after the other, and simplifies the line, as long as the same rule is
+broken.  A smaller world takes its steps in another order, so its faults hit other steps.  Therefore each smaller plan
+is also tried in a few other orders, and with all faults at earlier steps.
 """
 
 from __future__ import annotations
@@ -18,9 +18,9 @@ from tests.simulation.world import play
 
 __all__ = ["as_test", "rule_of", "shrink"]
 
-ORDERS = 8  # in which a smaller plan is tried
-MOST = 1500  # worlds that are played to make one smaller
-_PLAIN: tuple[tuple[str, Any], ...] = (
+ORDERS = 8  # orders in which a smaller plan is tried
+MAX_WORLDS = 1500  # worlds that are played to shrink one plan
+_DEFAULTS: tuple[tuple[str, Any], ...] = (
     ("behind", None), ("oauth", False), ("line", Line()), ("kept", False), ("replicas", 1), ("scattered", False),
     ("lag", 0.0),
 )  # fmt: skip
@@ -31,10 +31,10 @@ def rule_of(violation: str) -> str:
     return re.sub(r"'[^']*'|c\d+-\d+-\w+|\d+(\.\d+)?", "*", violation.split("\n")[0])[:60]
 
 
-def shrink(plan: Plan, most: int = MOST) -> Plan:
-    """Of a plan that breaks a rule."""
+def shrink(plan: Plan, max_worlds: int = MAX_WORLDS) -> Plan:
+    """Return the smallest plan found that breaks the same rule as `plan`."""
     rule = rule_of(play(plan).violations[0])
-    left = most
+    left = max_worlds
     smaller = True
     while smaller and left > 0:
         smaller = False
@@ -49,19 +49,19 @@ def shrink(plan: Plan, most: int = MOST) -> Plan:
 
 
 def _smaller(plan: Plan) -> Iterator[Plan]:
-    """Plans with a part less, the largest parts first, each in some orders and with its faults at earlier steps."""
+    """Plans without one of their parts, the largest parts first, in several orders and with faults at earlier steps."""
     for order in (plan.order, *range(ORDERS)):
-        for sooner in (1.0, 0.6, 0.3):
-            faults = tuple(attrs.evolve(fault, at=round(fault.at * sooner)) for fault in plan.faults)
-            if sooner < 1.0 and faults != plan.faults:
+        for factor in (1.0, 0.6, 0.3):
+            faults = tuple(attrs.evolve(fault, at=round(fault.at * factor)) for fault in plan.faults)
+            if factor < 1.0 and faults != plan.faults:
                 yield attrs.evolve(plan, order=order, faults=faults)
             yield from _parts(attrs.evolve(plan, order=order, faults=faults))
 
 
 def _parts(plan: Plan) -> Iterator[Plan]:
-    for name, plain in _PLAIN:
-        if getattr(plan, name) != plain:
-            yield attrs.evolve(plan, **{name: plain})
+    for name, default in _DEFAULTS:
+        if getattr(plan, name) != default:
+            yield attrs.evolve(plan, **{name: default})
     for size in (4, 1):
         for at in range(0, len(plan.faults), size):
             yield attrs.evolve(plan, faults=plan.faults[:at] + plan.faults[at + size :])
@@ -83,7 +83,7 @@ def _with_moves(plan: Plan, number: int, moves: tuple[object, ...]) -> Plan:
 
 
 def as_test(seed: int, plan: Plan) -> str:
-    """What to paste."""
+    """The source of a test that plays this plan."""
     return (
         "from tests.simulation.plan import Client, Fault, Line, Move, Plan\n"
         "from tests.simulation.world import play\n\n\n"

@@ -1,4 +1,4 @@
-"""What there was in many worlds, added up."""
+"""The figures of many worlds: calls, faults, and the seeds that broke a rule."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ __all__ = ["Tally", "tally"]
 
 @attrs.define
 class Tally:
-    """What there was in some worlds."""
+    """The figures of some worlds."""
 
     worlds: int = 0
     moves: int = 0
@@ -51,7 +51,7 @@ class Tally:
 def tally(seeds: Iterable[int]) -> Tally:
     """Play the worlds of these seeds."""
     done, began = Tally(), time.process_time()
-    gc.disable()  # to look through what each world leaves behind takes as long as a tenth of the world
+    gc.disable()  # collections would add a tenth to the time of each world
     try:
         _play(done, seeds)
     finally:

@@ -2,11 +2,11 @@
 
 | Rule | When it is checked |
 |---|---|
-| a task that a client knows of is there, until its ttl has passed, if the store has outlived the server | always |
-| a task that has ended does not change any more, for every observer | with each look |
-| a task is seen by its principal only | in `peek` and in tasks/list |
-| an answered question is not asked again | with each look |
-| a cancelled task ends | with the next look |
+| a task that a client knows exists until its ttl has passed, if the store has outlived the server | always |
+| a task that has ended does not change any more, for every observer | with each state |
+| only its principal sees a task | in `peek` and in tasks/list |
+| an answered question is not asked again | with each state |
+| a cancelled task ends | with the next state |
 | each task ends, or waits for an answer | at the end |
 """
 
@@ -21,34 +21,34 @@ from typing import TYPE_CHECKING, Any
 import attrs
 import trio
 
-from tests.simulation.book import Book, Call, ToolSaysNo
+from tests.simulation.monitor import Call, Monitor, ToolReportedFailure
 from trio_mcp import Client, RequestError
 from trio_mcp.core import INVALID_PARAMS
 
-# The records of a store are an inner part.
+# The records of a store are internal.
 from trio_mcp.core.tasks import TaskRecord
 from trio_mcp.extensions.tasks import ClientTask, TaskState, TaskStatus
 from trio_mcp.stores import MemoryStore, Row
 
 if TYPE_CHECKING:
+    from tests.simulation.clients import ClientProgram
     from tests.simulation.plan import Move
-    from tests.simulation.visitor import Visitor
 
-__all__ = ["TASK_MOVES", "TASK_SECONDS", "Errand", "Mounted", "audit"]
+__all__ = ["TASK_MOVES", "TASK_SECONDS", "KnownTask", "ProcessStore", "check_tasks"]
 
 TASK_SECONDS = 250.0  # for which tasks are kept
-# Seconds after which each task has ended: a dead process has lost its lease, and the next one has done the work again.
-SETTLED = 150.0
+# Until each task has ended: the lease of a dead process expires, and the next process repeats the work.
+SETTLE_SECONDS = 150.0
 
 
-class Mounted:
-    """The store as one life of a server has it: a process that was killed does not write any more."""
+class ProcessStore:
+    """The store of one process of a server.  A process that was killed does not write any more."""
 
     def __init__(self, store: MemoryStore) -> None:
         self.store = store
         self.killed = False
 
-    async def __aenter__(self) -> Mounted:
+    async def __aenter__(self) -> ProcessStore:
         await self.store.__aenter__()
         return self
 
@@ -57,249 +57,261 @@ class Mounted:
     ) -> None:
         await self.store.__aexit__(kind, error, trace)
 
-    async def _alive(self) -> MemoryStore:
+    async def _live_store(self) -> MemoryStore:
         if self.killed:
             await trio.sleep_forever()
         return self.store
 
     async def add(self, row: Row, *, each: float = inf, total: float = inf) -> bool:
-        return await (await self._alive()).add(row, each=each, total=total)
+        return await (await self._live_store()).add(row, each=each, total=total)
 
     async def get(self, kind: str, key: str) -> Row | None:
-        return await (await self._alive()).get(kind, key)
+        return await (await self._live_store()).get(kind, key)
 
     async def replace(self, row: Row) -> bool:
-        return await (await self._alive()).replace(row)
+        return await (await self._live_store()).replace(row)
 
     async def delete(self, kind: str, key: str) -> bool:
-        return await (await self._alive()).delete(kind, key)
+        return await (await self._live_store()).delete(kind, key)
 
     async def list(self, kind: str, owner: str, after: tuple[float, str], limit: int) -> Sequence[Row]:
-        return await (await self._alive()).list(kind, owner, after, limit)
+        return await (await self._live_store()).list(kind, owner, after, limit)
 
     async def sweep(self, now: float) -> int:
-        return await (await self._alive()).sweep(now)
+        return await (await self._live_store()).sweep(now)
 
     async def lease(self, holder: str, until: float) -> None:
-        await (await self._alive()).lease(holder, until)
+        await (await self._live_store()).lease(holder, until)
 
     async def claim(self, kind: str, holder: str, now: float, limit: int, **how: Any) -> Sequence[Row]:
-        return await (await self._alive()).claim(kind, holder, now, limit, **how)
+        return await (await self._live_store()).claim(kind, holder, now, limit, **how)
 
     async def changes(self, after: int) -> tuple[int, Sequence[tuple[str, str]]]:
-        return await (await self._alive()).changes(after)
+        return await (await self._live_store()).changes(after)
 
 
 @attrs.define(eq=False)
-class Errand:
-    """A task that a client knows of."""
+class KnownTask:
+    """A task that a client knows."""
 
     id: str
     token: str
     client: str
-    store: Any  # that has it; None if it is not known
-    since: float  # before the task was created, on a slow line long before
-    ended: str = ""  # the last state, as text
-    outcome: str = ""  # with it, if the client knows the newer form
+    store: Any  # the store with the task; None if that is uncertain
+    since: float  # the time before it was created, on a slow line long before
+    ended: str = ""  # the last state as text, if that is terminal
+    outcome: str = ""  # the result or error as text, in revisions in which the state has them
     answered: set[str] = attrs.field(factory=set)
     cancelled: bool = False
 
-    def known(self) -> Errand:
-        """What clients know of it now."""
+    def snapshot(self) -> KnownTask:
+        """Return a copy: the facts that clients know now."""
         return attrs.evolve(self, answered=set(self.answered))
 
     def expired(self) -> bool:
         return trio.current_time() >= self.since + TASK_SECONDS
 
 
-def see(book: Book, errand: Errand, state: TaskState, before: Errand) -> None:
-    """A client has got a state of a task, of which this was known before the client asked."""
+def check_state(monitor: Monitor, known: KnownTask, state: TaskState, before: KnownTask) -> None:
+    """Check a state that a client has got; `before` are the facts that were known before the client asked."""
     shown = attrs.evolve(state, result=None, error=None, immediate=None)
-    if book.relayed:  # its times are those of a relay, which may have been started again and not know the last message
+    # The times are those of the relay.  A relay that was restarted does not know the last message.
+    if monitor.has_relay:
         shown = attrs.evolve(shown, created="", updated="", message=None)
     now = repr(shown)
     outcome = "" if state.result is None and state.error is None else f"{state.result} {state.error!r}"
-    book.tell(f"{errand.token} is seen as {state.status.value}")
-    book.check(before.ended in ("", now), f"{errand.token} was {before.ended}, and is {now}")
+    monitor.trace(f"{known.token} is seen as {state.status.value}")
+    monitor.check(before.ended in ("", now), f"{known.token} was {before.ended}, and is {now}")
     same = not outcome or before.outcome in ("", outcome)
-    book.check(same, f"{errand.token} had the outcome {before.outcome}, and has {outcome}")
+    monitor.check(same, f"{known.token} had the outcome {before.outcome}, and has {outcome}")
     asked = before.answered & {each.key for each in state.questions}
-    book.check(not asked, f"{errand.token} asks {asked} again")
-    book.check(state.terminal or not before.cancelled, f"{errand.token} was cancelled, and is {state.status.value}")
-    errand.outcome = outcome or errand.outcome
+    monitor.check(not asked, f"{known.token} asks {asked} again")
+    monitor.check(state.terminal or not before.cancelled, f"{known.token} was cancelled, and is {state.status.value}")
+    known.outcome = outcome or known.outcome
     if state.terminal:
-        errand.ended = now
+        known.ended = now
 
 
-def lost(book: Book, errand: Errand) -> None:
-    """The server says that it has no such task."""
-    there = errand.store is book.store
-    book.check(errand.expired() or not there, f"the task of {errand.token} is lost")
+def check_lost(monitor: Monitor, known: KnownTask) -> None:
+    """Check a task that the server does not know: it has expired, or its store is gone."""
+    stored = known.store is monitor.store
+    monitor.check(known.expired() or not stored, f"the task of {known.token} is lost")
 
 
-async def start(
-    visitor: Visitor, client: Client, call: Call, tool: str, along: Any, **more: float
-) -> tuple[ClientTask, Errand]:
-    """Start a task.  The errand has no id if the server has answered at once, as a relay may."""
-    book, store, begun = visitor._book, visitor._book.store, trio.current_time()
-    task = await client.start_task(tool, {"token": call.token, **more}, **along)
-    # If the server has been replaced meanwhile, with its store, each of the two may have created the task.
-    errand = Errand(task.id, call.token, visitor.name, store if store is book.store else None, begun)
+async def start_task(
+    program: ClientProgram, client: Client, call: Call, tool: str, options: Any, **more: float
+) -> tuple[ClientTask, KnownTask]:
+    """Start a task.  The `KnownTask` has no id if the server has answered at once, as a relay may."""
+    monitor, store, begun = program._monitor, program._monitor.store, trio.current_time()
+    task = await client.start_task(tool, {"token": call.token, **more}, **options)
+    # If the server and its store were replaced during the request, either of the two stores may have the task.
+    known = KnownTask(task.id, call.token, program.name, store if store is monitor.store else None, begun)
     if task.id:
-        book.errands[call.token] = errand
-        see(book, errand, task.state, errand.known())
-    return task, errand
+        monitor.tasks[call.token] = known
+        check_state(monitor, known, task.state, known.snapshot())
+    return task, known
 
 
-async def finish(visitor: Visitor, call: Call, task: ClientTask, errand: Errand) -> None:
+async def await_result(program: ClientProgram, call: Call, task: ClientTask, known: KnownTask) -> None:
     """Wait for the result of a task."""
-    book = visitor._book
+    monitor = program._monitor
     try:
         result = await task.result()
     except RequestError as error:
         if error.code == INVALID_PARAMS:
-            lost(book, errand)
+            check_lost(monitor, known)
         raise
     text = result.content[0].text  # type: ignore[union-attr]  # all of it is text
     if result.is_error:
-        book.tell(f"{errand.token} failed: {text}"[:300])
-        raise ToolSaysNo
+        monitor.trace(f"{known.token} failed: {text}"[:300])
+        raise ToolReportedFailure
     said = json.loads(text)["token"]
-    book.check(said == errand.token, f"{call.token} got the result of {said!r}, not of {errand.token}")
-    runs = book.runs[errand.token]
-    book.check(any(run.ended == "done" for run in runs), f"{errand.token} has a result, and no handler has ended")
+    monitor.check(said == known.token, f"{call.token} got the result of {said!r}, not of {known.token}")
+    runs = monitor.runs[known.token]
+    monitor.check(any(run.ended == "done" for run in runs), f"{known.token} has a result, and no handler has ended")
 
 
-async def look(visitor: Visitor, task: ClientTask, errand: Errand) -> TaskState:
-    before = errand.known()
+async def fetch_state(program: ClientProgram, task: ClientTask, known: KnownTask) -> TaskState:
+    before = known.snapshot()
     try:
         state = await task.status()
     except RequestError as error:
         if error.code == INVALID_PARAMS:
-            lost(visitor._book, errand)
+            check_lost(program._monitor, known)
         raise
-    see(visitor._book, errand, state, before)
+    check_state(program._monitor, known, state, before)
     return state
 
 
 # The moves.
 
 
-async def task(visitor: Visitor, client: Client, call: Call, move: Move, along: Any) -> None:
+async def run_task(program: ClientProgram, client: Client, call: Call, move: Move, options: Any) -> None:
     """Start a task, and wait for it."""
-    started, errand = await start(visitor, client, call, "job", along)
-    await finish(visitor, call, started, errand)
+    started, known = await start_task(program, client, call, "job", options)
+    await await_result(program, call, started, known)
 
 
-async def errand(visitor: Visitor, client: Client, call: Call, move: Move, along: Any) -> None:
-    """Start a task, look at it, and leave it to a later move, which may be in another life of the client."""
-    started, kept = await start(visitor, client, call, ("job", "quiz")[move.size % 2], along, seconds=move.size)
+async def leave_task(program: ClientProgram, client: Client, call: Call, move: Move, options: Any) -> None:
+    """Start a task and get its state.  A later move fetches its result, maybe in another run of the program."""
+    started, known = await start_task(program, client, call, ("job", "quiz")[move.size % 2], options, seconds=move.size)
     if started.id:
-        visitor.errands.append(kept)
-        await look(visitor, started, kept)
+        program.open_tasks.append(known)
+        await fetch_state(program, started, known)
 
 
-async def fetch(visitor: Visitor, client: Client, call: Call, move: Move, along: Any) -> None:
-    """Come back for the result of an errand, by its id."""
-    if not visitor.errands:
+async def fetch_task(program: ClientProgram, client: Client, call: Call, move: Move, options: Any) -> None:
+    """Fetch the result of a task of an earlier move, by its id."""
+    if not program.open_tasks:
         return
-    kept = visitor.errands.popleft()
-    if not kept.expired():
-        await finish(visitor, call, client.open_task(kept.id), kept)
+    known = program.open_tasks.popleft()
+    if not known.expired():
+        await await_result(program, call, client.open_task(known.id), known)
 
 
-async def answer(visitor: Visitor, client: Client, call: Call, move: Move, along: Any) -> None:
+async def answer_task(program: ClientProgram, client: Client, call: Call, move: Move, options: Any) -> None:
     """Answer the questions of a task by their keys, twice."""
-    started, kept = await start(visitor, client, call, "quiz", along)
+    started, known = await start_task(program, client, call, "quiz", options)
     if client.revision < "2026-07-28" or not started.id:
-        await finish(visitor, call, started, kept)
+        await await_result(program, call, started, known)
         return
-    while not (state := await look(visitor, started, kept)).terminal:
+    while not (state := await fetch_state(program, started, known)).terminal:
         if state.questions:
             await started.answer({each.key: _reply(each) for each in state.questions})
-            kept.answered |= {each.key for each in state.questions}
+            known.answered |= {each.key for each in state.questions}
             await started.answer({each.key: {"action": "decline"} for each in state.questions})
         await trio.sleep(0.2)
-    await finish(visitor, call, started, kept)
+    await await_result(program, call, started, known)
 
 
 def _reply(question: Any) -> dict[str, Any]:
-    """It tells its own call: a relay before a legacy session may show the question of another one."""
+    """Answer with the token in the question: a relay before a legacy session may show the question of another call."""
     if question.method == "sampling/createMessage":
         text = question.params["messages"][0]["content"]["text"]
         return {"role": "assistant", "content": {"type": "text", "text": f"answer to {text}"}, "model": "model"}
     return {"action": "accept", "content": {"answer": f"answer to {question.params['message']}"}}
 
 
-async def drop(visitor: Visitor, client: Client, call: Call, move: Move, along: Any) -> None:
-    """Start a task, look at it or list it, and cancel it."""
-    started, kept = await start(visitor, client, call, "job", along)
+async def cancel_task(program: ClientProgram, client: Client, call: Call, move: Move, options: Any) -> None:
+    """Start a task, get its state or list it, and cancel it."""
+    started, known = await start_task(program, client, call, "job", options)
     if not started.id:
         return
     if move.size % 2:
-        await look(visitor, started, kept)
+        await fetch_state(program, started, known)
     if client.revision < "2026-07-28":
         listed: Any = await client.request("tasks/list", {})
         ids = {each["taskId"] for each in listed["tasks"]}
-        strange = [each.token for each in visitor._book.errands.values() if each.id in ids and not _same(visitor, each)]
-        visitor._book.check(not strange, f"{visitor.name} is told of the tasks {strange}")
+        foreign = [
+            each.token
+            for each in program._monitor.tasks.values()
+            if each.id in ids and not _same_principal(program, each)
+        ]
+        program._monitor.check(not foreign, f"{program.name} is told of the tasks {foreign}")
     try:
         await started.cancel()
     except RequestError as error:
-        if error.code != INVALID_PARAMS or not (await look(visitor, started, kept)).terminal:
+        if error.code != INVALID_PARAMS or not (await fetch_state(program, started, known)).terminal:
             raise
     else:
-        kept.cancelled = True
-        await look(visitor, started, kept)
+        known.cancelled = True
+        await fetch_state(program, started, known)
 
 
-async def peek(visitor: Visitor, client: Client, call: Call, move: Move, along: Any) -> None:
-    """Look at the task of another client, which only one of the same principal may see."""
-    book = visitor._book
-    for each in reversed(book.errands.values()):
-        if each.client != visitor.name and _same(visitor, each) and not each.expired():
-            await look(visitor, client.open_task(each.id), each)
+async def peek_at_task(program: ClientProgram, client: Client, call: Call, move: Move, options: Any) -> None:
+    """Get the state of the task of another client, which only a client of the same principal may see."""
+    monitor = program._monitor
+    for each in reversed(monitor.tasks.values()):
+        if each.client != program.name and _same_principal(program, each) and not each.expired():
+            await fetch_state(program, client.open_task(each.id), each)
             return
-        if not _same(visitor, each):
+        if not _same_principal(program, each):
             try:
                 state = await client.open_task(each.id).status()
             except RequestError as error:
-                if error.code != INVALID_PARAMS:  # no room for requests
+                if error.code != INVALID_PARAMS:  # a limit of requests, for example
                     raise
             else:
-                book.broken(f"{visitor.name} sees the task of {each.token}: {state}")
+                monitor.report(f"{program.name} sees the task of {each.token}: {state}")
             return
 
 
-def _same(visitor: Visitor, errand: Errand) -> bool:
+def _same_principal(program: ClientProgram, known: KnownTask) -> bool:
     """Whether the principal of this client may see the task."""
-    return visitor._book.fronts(visitor.name) == visitor._book.fronts(errand.client)
+    return program._monitor.front_principals(program.name) == program._monitor.front_principals(known.client)
 
 
-TASK_MOVES = {"task": task, "errand": errand, "fetch": fetch, "answer": answer, "drop": drop, "peek": peek}
+TASK_MOVES = {
+    "task": run_task,
+    "errand": leave_task,
+    "fetch": fetch_task,
+    "answer": answer_task,
+    "drop": cancel_task,
+    "peek": peek_at_task,
+}
 
 
 # At the end.
 
 
-async def audit(book: Book) -> None:
-    """After a while in which nothing goes wrong: no task is lost, and none goes on for ever."""
-    await trio.sleep(SETTLED)
-    for errand in book.errands.values():
-        if errand.store is not book.store or errand.expired():
+async def check_tasks(monitor: Monitor) -> None:
+    """Check, after some time without faults, that no task is lost, and that each has ended or waits for an answer."""
+    await trio.sleep(SETTLE_SECONDS)
+    for known in monitor.tasks.values():
+        if known.store is not monitor.store or known.expired():
             continue
-        id = errand.id.rpartition(".")[0] if book.relayed else errand.id
-        rows = [row for (_, key), row in book.store._rows.items() if key == id]
+        id = known.id.rpartition(".")[0] if monitor.has_relay else known.id
+        rows = [row for (_, key), row in monitor.store._rows.items() if key == id]
         if not rows:
-            book.broken(f"the task of {errand.token} is lost")
+            monitor.report(f"the task of {known.token} is lost")
             continue
         record = TaskRecord.from_text(rows[0].body.decode())
         waits = record.status is TaskStatus.INPUT_REQUIRED
-        book.check(record.terminal or waits, f"the task of {errand.token} is still {record.status.value}")
+        monitor.check(record.terminal or waits, f"the task of {known.token} is still {record.status.value}")
         statuses = {record.status.name}
         if record.result is not None and record.result.get("isError"):
             statuses.add("FAILED")  # as 2025-11-25 has it (task-64)
-        same = not errand.ended or any(f"TaskStatus.{status}:" in errand.ended for status in statuses)
-        book.check(same, f"the task of {errand.token} was {errand.ended}, and is {record.status.value}")
-        if errand.cancelled:
-            book.check(record.terminal, f"the task of {errand.token} was cancelled, and is {record.status.value}")
+        same = not known.ended or any(f"TaskStatus.{status}:" in known.ended for status in statuses)
+        monitor.check(same, f"the task of {known.token} was {known.ended}, and is {record.status.value}")
+        if known.cancelled:
+            monitor.check(record.terminal, f"the task of {known.token} was cancelled, and is {record.status.value}")

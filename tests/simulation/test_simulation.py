@@ -1,4 +1,4 @@
-"""Worlds that break no rule, and mistakes that break one; what a seed decides, and how a world is made smaller."""
+"""Worlds break no rule, and deliberate mistakes break one; the effect of a seed; smaller worlds; the page."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ from tests.simulation.tally import tally
 from tests.simulation.world import play
 from trio_mcp import Context, Server
 
-# A mistake is made in an inner part.
+# The patch needs an internal module.
 from trio_mcp.relay.tasks import RelayTasks
 
 ROOT = Path(__file__).parents[2]
@@ -33,7 +33,7 @@ PART, PARTS = 20, 2  # worlds of the default suite
 def test_no_world_breaks_a_rule(part: int) -> None:
     done = tally(range(part * PART, (part + 1) * PART))
     assert done.broken == {}
-    # A world in which little happens, or nothing goes wrong, shows little.
+    # Worlds with few moves or few faults would find few mistakes.
     assert done.moves / done.worlds >= 20
     assert done.faults.total() / done.worlds >= 3
 
@@ -41,7 +41,7 @@ def test_no_world_breaks_a_rule(part: int) -> None:
 def test_each_transport_and_era_has_its_share_of_the_worlds() -> None:
     plans = [draw(seed) for seed in range(1000)]
     shares = Counter((plan.transport, plan.era) for plan in plans)
-    assert len(shares) == len(TRANSPORTS) * len(ERAS) - 1  # HTTP+SSE is of one era
+    assert len(shares) == len(TRANSPORTS) * len(ERAS) - 1  # HTTP+SSE is in one era only
     assert all(count >= 50 for count in shares.values()), shares
     assert sum(plan.oauth for plan in plans) >= 50
     assert sum(plan.behind is not None for plan in plans) >= 50
@@ -50,7 +50,7 @@ def test_each_transport_and_era_has_its_share_of_the_worlds() -> None:
 
 
 @pytest.mark.parametrize("mistake", MISTAKES)
-def test_a_mistake_on_purpose_is_found(mistake: str) -> None:
+def test_a_deliberate_mistake_is_found(mistake: str) -> None:
     make, first = MISTAKES[mistake]
     with make():
         found = next((seed for seed in (first, *range(2000)) if play(draw(seed)).violations), None)
@@ -58,7 +58,7 @@ def test_a_mistake_on_purpose_is_found(mistake: str) -> None:
 
 
 def _scattered(era: str, moves: Sequence[tuple[Move, ...]], *faults: Fault) -> list[Plan]:
-    """Worlds in which much depends on another replica than the one that served the request before."""
+    """Worlds in which consecutive requests often go to different replicas."""
     clients = tuple(map(Client, moves))
     return [
         Plan(order, "http", era, clients, faults=(fault,) if fault else (), kept=True, replicas=replicas,
@@ -70,7 +70,7 @@ def _scattered(era: str, moves: Sequence[tuple[Move, ...]], *faults: Fault) -> l
 
 
 def _pauses(*at: int) -> list[Fault]:
-    """Longer than all leases."""
+    """Pauses that are longer than all leases."""
     return [Fault("pause", each, victim, seconds=50.0) for each in at for victim in range(2)]
 
 
@@ -86,12 +86,12 @@ _GAPS = _scattered(
 )
 _JOBS = _scattered(MODERN, [(Move("errand", size=40), Move("errand", size=40), *_STAY)], *_pauses(90, 120))
 _QUIZZES = _scattered(MODERN, [(Move("errand", size=41), Move("fetch", wait=1.0))], *_pauses(780, 840, 900))
-# The name of this errand is one whose tool reports no progress, which would be refused first.
+# The token of this errand has a length for which its tool reports no progress: a report would be refused first.
 _LATE = _scattered(
     MODERN, [(*(Move("tools"),) * 9, Move("errand", wait=1.0, size=40), *_STAY)],
-    *_pauses(700, 720, 740, 640, 660, 680),  # the first one finds most
+    *_pauses(700, 720, 740, 640, 660, 680),  # the most effective one first
 )  # fmt: skip
-# A replica that has taken an answer ends before it reaches the store again.
+# A replica that has accepted an answer ends before it reaches the store again.
 _ENDS = [
     Plan(
         0, "http", LEGACY, (Client((Move("ask", wait=0.3), Move("ask", wait=2.0), Move("ask"), Move("ask"))),),
@@ -100,7 +100,7 @@ _ENDS = [
     )
     for at, end, victim in ((393, 549, 2), (423, 500, 0), (305, 443, 1))
 ]  # fmt: skip
-# The replica that tells of changes has no room for a second subscription.
+# The replica that sends notifications of changes has no room for a second subscription.
 _FULL = [
     Plan(
         order, "http", LEGACY, (Client((Move("listen", size=9), Move("put", wait=0.3), Move("put", wait=0.3))),),
@@ -129,7 +129,7 @@ _ALL = (_CALLS, _CHANGES, _GAPS, _JOBS, _QUIZZES, _LATE, _ENDS, _FULL)
 @pytest.mark.parametrize(
     "plans", [*(each[:1] for each in _ALL), *(pytest.param(each[1:], marks=pytest.mark.full) for each in _ALL)]
 )
-def test_replicas_do_as_one_server(plans: list[Plan]) -> None:
+def test_replicas_behave_like_one_server(plans: list[Plan]) -> None:
     for plan in plans:
         assert not play(plan).violations
 
@@ -146,7 +146,7 @@ def test_a_relay_that_forgets_its_tasks_is_found() -> None:
         await trio.lowlevel.checkpoint()
 
     moves = (Move("errand", size=20), Move("echo", wait=45.0), Move("fetch", wait=2.0))
-    crash = Fault("crash", at=300, victim=1, seconds=0.5)  # of the relay
+    crash = Fault("crash", at=300, victim=1, seconds=0.5)  # victim 1 is the relay
     for era in ERAS:
         plan = Plan(
             order=1, transport="http", era=MODERN, clients=(Client(moves),), faults=(crash,), behind="http",
@@ -157,7 +157,7 @@ def test_a_relay_that_forgets_its_tasks_is_found() -> None:
             assert [rule for rule in play(plan).violations if "is lost" in rule]
 
 
-# What the seed decides.
+# The effect of a seed.
 
 
 @pytest.mark.parametrize("seeds", [range(4), pytest.param(range(4, 200), marks=pytest.mark.full)])
@@ -196,10 +196,10 @@ def test_other_seeds_make_other_worlds() -> None:
 
 @pytest.fixture
 def large() -> Plan:
-    """Of all this, one call that is taken back is needed."""
-    some = (Move("echo"), Move("hold", size=2), Move("plain"))
+    """A plan of which only one cancelled call is needed."""
+    moves = (Move("echo"), Move("hold", size=2), Move("plain"))
     faults = (Fault("hostile", at=30), Fault("slow", at=400, seconds=0.5))
-    return Plan(7, "http", ERAS[1], (Client(some), Client(some[:1])), Line(chunk=64), faults)
+    return Plan(7, "http", ERAS[1], (Client(moves), Client(moves[:1])), Line(chunk=64), faults)
 
 
 def test_a_world_is_made_smaller(large: Plan) -> None:
@@ -210,7 +210,7 @@ def test_a_world_is_made_smaller(large: Plan) -> None:
     assert small.clients == (Client((Move("hold", size=2),)),)
 
 
-def test_what_is_printed_can_be_pasted(large: Plan) -> None:
+def test_a_printed_test_can_be_pasted(large: Plan) -> None:
     names: dict[str, Any] = {}
     exec(as_test(7, large), names)
     names["test_found_by_seed_7"]()
@@ -220,7 +220,7 @@ def test_what_is_printed_can_be_pasted(large: Plan) -> None:
 
 
 @pytest.mark.full
-def test_the_command_plays_and_tells() -> None:
+def test_the_command_plays_worlds_and_prints_figures() -> None:
     command = [sys.executable, "-m", "tests.simulation", "--seeds", "60", "--from", "0", "--jobs", "2"]
     said = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=True).stdout
     assert said.startswith("--seeds 60 --from 0\n")
@@ -240,7 +240,7 @@ def example() -> Any:
     return names["simulate"]
 
 
-def test_the_simulation_of_the_page_finds_what_goes_wrong_now_and_then(example: Any) -> None:
+def test_the_simulation_of_the_page_finds_a_rare_error(example: Any) -> None:
     def good() -> Server:
         server = Server("weather")
 

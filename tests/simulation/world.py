@@ -1,11 +1,11 @@
-"""One run of a plan: everything is put together, the faults happen, and nothing may be left.
+"""One run of a plan: it starts the programs, applies the faults, and checks that nothing is left at the end.
 
-A world goes through three phases.  While it is played, the clients make their moves and the faults happen.  Then it
-is healed: no fault happens any more, what is dead is given up, and what the server keeps for absent clients expires.
-Then it is ended.  After the second phase every account of the server must be empty, after the third every task gone and
-every connection closed.
+A world has three phases.  In the first, the clients make their moves and the faults happen.  In the second, no faults
+happen any more, dead connections are reset, and the sessions and tasks of absent clients expire.  After it, every
+account of the server must be empty.  In the third, the programs end.  After it, no task and no open connection may be
+left.
 
-What a program gets from its computer is from the plan as well: the order of tasks, the time, and random bytes.
+The plan also decides the order of tasks, the time, and the random bytes of the operating system.
 """
 
 from __future__ import annotations
@@ -29,49 +29,49 @@ from trio.testing import MockClock
 
 from tests.core.auth_server import CALLBACK, AuthServer
 from tests.server.checkpoints import running_tasks, task_positions
-from tests.simulation.book import Book, Call
-from tests.simulation.host import (
-    AUTHORITY,
-    BEHIND,
-    ISSUER,
-    LIMITS,
-    REPLICAS,
-    SERVER,
-    TIGHT,
-    Host,
-    always,
-    authorize,
-    build,
-    hostile,
-    protect,
-    url_of,
-)
+from tests.simulation.clients import ClientProgram
+from tests.simulation.monitor import Call, Monitor
 from tests.simulation.network import Network
 from tests.simulation.plan import HARMLESS, Fault, Plan
-from tests.simulation.replicas import AWAY, Reached, Standstill, leftovers, sessions_of
-from tests.simulation.tasks import audit
-from tests.simulation.visitor import Visitor
+from tests.simulation.replicas import UNAVAILABLE, ProcessPauser, ReplicaStore, leftovers, sessions_of
+from tests.simulation.servers import (
+    AUTHORITY_PORT,
+    ISSUER,
+    LIMITS,
+    REPLICA_PORT,
+    SERVER_PORT,
+    TIGHT_LIMITS,
+    UPSTREAM_PORT,
+    Service,
+    build_server,
+    opened,
+    protect,
+    run_authorization_server,
+    run_hostile_client,
+    url_of,
+)
+from tests.simulation.tasks import check_tasks
 from trio_mcp import McpError, OAuth, Server
 from trio_mcp.client import ClientOptions
 from trio_mcp.relay import open_relay
 from trio_mcp.stores import MemoryStore, StoreFailed
 from trio_mcp.testing import seeded
 
-__all__ = ["Played", "play"]
+__all__ = ["Result", "play"]
 
-LONGEST = 2 * 3600.0  # seconds for which a world is played; a longer wait is endless
-CROSSED = 14  # times that a line is crossed until a session by HTTP+SSE is open and listens
-HEALING = 300.0  # seconds after which nothing is kept for anybody
-LEAVING = 5.0  # seconds for a program to end, and for others to notice
-STEPS = 400_000  # of tasks; more means that some go round in circles
+MAX_SECONDS = 2 * 3600.0  # of the first phase; a longer wait is endless
+RELAY_CROSSINGS = 14  # messages, one after another, until a session over HTTP+SSE is open and listens
+EXPIRY_SECONDS = 300.0  # after which all sessions and tasks have expired
+SHUTDOWN_SECONDS = 5.0  # for a program to end, and for its peers to notice
+MAX_STEPS = 400_000  # of tasks; a world with more steps has an endless loop
 EPOCH = 1_800_000_000.0
 _gmtime = time.gmtime
-_IN_BYTES = frozenset({"cut", "end", "dead", "stall", "slow"})
+_BYTE_FAULTS = frozenset({"cut", "end", "dead", "stall", "slow"})
 
 
 @attrs.frozen
-class Played:
-    """What became of a world."""
+class Result:
+    """The result of a world."""
 
     plan: Plan
     violations: tuple[str, ...]
@@ -82,32 +82,32 @@ class Played:
     steps: int
 
 
-def play(plan: Plan) -> Played:
+def play(plan: Plan) -> Result:
     """Run the world of a plan."""
     clock = MockClock(autojump_threshold=0)
     world = _World(plan, clock)
-    with _computer(plan, clock), _logged(world.book), seeded(plan.order):
+    with _fake_computer(plan, clock), _watched_log(world.monitor), seeded(plan.order):
         try:
-            trio.run(world.run, clock=clock, instruments=[_Steps(world), *world.instruments])
-        except Exception as error:  # noqa: BLE001  # a finding, whatever it is
-            world.book.unexpected("the world", error)
-    book = world.book
-    if not book.violations:
-        book.check_calls()
-    return Played(
+            trio.run(world.run, clock=clock, instruments=[_StepCounter(world), *world.instruments])
+        except Exception as error:  # noqa: BLE001  # any exception breaks a rule
+            world.monitor.unexpected("the world", error)
+    monitor = world.monitor
+    if not monitor.violations:
+        monitor.check_calls()
+    return Result(
         plan,
-        tuple(book.violations),
-        tuple(book.lines),
-        tuple(call.outcome for call in book.calls.values()),
-        sum(visitor.made for visitor in world.visitors),
-        tuple(book.fired.elements()),
+        tuple(monitor.violations),
+        tuple(monitor.transcript),
+        tuple(call.outcome for call in monitor.calls.values()),
+        sum(program.moves_made for program in world.programs),
+        tuple(monitor.fired.elements()),
         world.steps,
     )
 
 
 @contextlib.contextmanager
-def _computer(plan: Plan, clock: MockClock) -> Iterator[None]:
-    """Time and randomness of the whole process."""
+def _fake_computer(plan: Plan, clock: MockClock) -> Iterator[None]:
+    """Replace the time and the random bytes of the whole process."""
     dice = random.Random(plan.order)
 
     def now() -> float:
@@ -117,7 +117,7 @@ def _computer(plan: Plan, clock: MockClock) -> Iterator[None]:
         return _gmtime(now() if seconds is None else seconds)
 
     collecting = gc.isenabled()
-    gc.disable()  # what finalizers do would happen at any moment
+    gc.disable()  # the garbage collector would run finalizers at moments that the seed does not decide
     with (
         mock.patch("time.time", now),
         mock.patch("trio_mcp.stores.rows.wall", now),
@@ -134,26 +134,26 @@ def _computer(plan: Plan, clock: MockClock) -> Iterator[None]:
                 gc.enable()
 
 
-class _Errors(logging.Handler):
-    def __init__(self, book: Book) -> None:
+class _ErrorHandler(logging.Handler):
+    def __init__(self, monitor: Monitor) -> None:
         super().__init__(logging.ERROR)
-        self._book = book
+        self._monitor = monitor
 
     def emit(self, record: logging.LogRecord) -> None:
         about = record.args if isinstance(record.args, tuple) else ()
-        # A record that is kept for long has the text of the error only.
-        if self._book.harms and any(isinstance(each, StoreFailed) or each == AWAY for each in about):
-            self._book.tell(f"the log says {record.getMessage()!r}")
+        # Some records have the text of the error only, so that they keep no references.
+        if self._monitor.harmful_faults and any(isinstance(each, StoreFailed) or each == UNAVAILABLE for each in about):
+            self._monitor.trace(f"the log says {record.getMessage()!r}")
         elif record.exc_info and record.exc_info[1] is not None:
-            self._book.unexpected(f"the log says {record.getMessage()!r}:", record.exc_info[1])
+            self._monitor.unexpected(f"the log says {record.getMessage()!r}:", record.exc_info[1])
         else:
-            self._book.broken(f"the log says {record.getMessage()!r}")
+            self._monitor.report(f"the log says {record.getMessage()!r}")
 
 
 @contextlib.contextmanager
-def _logged(book: Book) -> Iterator[None]:
-    """An error in the log breaks a rule."""
-    handler = _Errors(book)
+def _watched_log(monitor: Monitor) -> Iterator[None]:
+    """Report each error in the log as a broken rule."""
+    handler = _ErrorHandler(monitor)
     loggers = [logging.getLogger(name) for name in ("trio_mcp", "trio")]
     before = [(logger.propagate, logger.level) for logger in loggers]
     for logger in loggers:
@@ -169,8 +169,8 @@ def _logged(book: Book) -> Iterator[None]:
             logger.setLevel(level)
 
 
-class _Steps(trio.abc.Instrument):
-    """Counts the steps of all tasks, and lets faults happen between two of them."""
+class _StepCounter(trio.abc.Instrument):
+    """Counts the steps of all tasks, and applies faults between two of them."""
 
     def __init__(self, world: _World) -> None:
         self._world = world
@@ -178,8 +178,8 @@ class _Steps(trio.abc.Instrument):
     def before_task_step(self, task: trio.lowlevel.Task) -> None:
         world = self._world
         world.steps += 1
-        if world.steps >= world.next:
-            world.step()
+        if world.steps >= world.next_fault_step:
+            world.apply_due_fault()
 
 
 class _World:
@@ -187,27 +187,27 @@ class _World:
 
     def __init__(self, plan: Plan, clock: MockClock) -> None:
         self.plan = plan
-        self.book = Book(clock.current_time)
+        self.monitor = Monitor(clock.current_time)
         self.steps = 0
-        self.visitors = [Visitor(f"c{number}", client.moves, self) for number, client in enumerate(plan.clients)]
-        self._due = sorted((each for each in plan.faults if each.kind not in _IN_BYTES), key=lambda each: -each.at)
-        self.next = STEPS
-        self._open: list[tuple[Call, trio.CancelScope]] = []  # calls that run
-        self._hosts: list[Host] = []
+        self.programs = [ClientProgram(f"c{number}", client.moves, self) for number, client in enumerate(plan.clients)]
+        self._due = sorted((each for each in plan.faults if each.kind not in _BYTE_FAULTS), key=lambda each: -each.at)
+        self.next_fault_step = MAX_STEPS
+        self._running_calls: list[tuple[Call, trio.CancelScope]] = []
+        self._services: list[Service] = []
         self._authority = AuthServer(ISSUER, iss=ISSUER)
         self._refused: set[str] = set()
         self._auths: dict[str, OAuth] = {}
         self._scope = trio.CancelScope()
-        self._standstill = Standstill()
-        self.instruments = [self._standstill] if plan.replicas > 1 else []
-        self._reached: dict[int, Reached] = {}  # the way of each replica to the store
+        self._pauser = ProcessPauser()
+        self.instruments = [self._pauser] if plan.replicas > 1 else []
+        self._stores: dict[int, ReplicaStore] = {}  # by the number of the replica
 
-    # What clients need.
+    # For the clients.
 
     async def target(self) -> Any:
         if self.plan.transport == "stream":
-            return await self._network.dial("127.0.0.1", SERVER)
-        return url_of(self.plan.transport, SERVER)
+            return await self._network.dial("127.0.0.1", SERVER_PORT)
+        return url_of(self.plan.transport, SERVER_PORT)
 
     def options(self, client: str) -> ClientOptions:
         options: ClientOptions = {} if self.plan.probe else {"revision": self.plan.era}
@@ -221,21 +221,24 @@ class _World:
         return options
 
     @property
-    def tells(self) -> bool:
-        """Whether a listener hears of every change.  A relay says that it listens before the server behind it has
-        agreed, and cannot take it back when that refuses."""
+    def notifies_of_all_changes(self) -> bool:
+        """Whether a listener gets every change.
+
+        A relay confirms a subscription before its upstream server does, and cannot withdraw the confirmation if that
+        server refuses.
+        """
         return self.plan.behind != "json"
 
     @property
-    def crossing(self) -> float:
-        """Seconds that a relay may need until it listens to the upstream server, and large answers for the line.
+    def extra_listen_seconds(self) -> float:
+        """Seconds until a relay listens to its upstream server, and for the transfer of large answers.
 
-        A change waits behind large answers of the same connection, which have their text twice.
+        A change waits behind large answers on the same connection.  They contain their text twice.
         """
         plan = self.plan
         large = sum(move.size for client in plan.clients for move in client.moves if move.kind == "big")
         windows = math.ceil(2 * large / plan.line.window)
-        return plan.line.delay * (windows if plan.behind is None else 2 * windows + CROSSED)
+        return plan.line.delay * (windows if plan.behind is None else 2 * windows + RELAY_CROSSINGS)
 
     @property
     def _authenticates(self) -> bool:
@@ -247,11 +250,11 @@ class _World:
 
     @contextlib.contextmanager
     def cancellable(self, call: Call, scope: trio.CancelScope) -> Iterator[None]:
-        self._open.append((call, scope))
+        self._running_calls.append((call, scope))
         try:
             yield
         finally:
-            self._open.remove((call, scope))
+            self._running_calls.remove((call, scope))
 
     def start(self, function: Any, *args: Any) -> None:
         self._nursery.start_soon(function, *args)
@@ -266,100 +269,108 @@ class _World:
                 await self._play(nursery)
         await trio.testing.wait_all_tasks_blocked()
         left = running_tasks() - before
-        self.book.check(not left, f"tasks are left: {sorted(task.name for task in left)}\n{task_positions()}")
+        self.monitor.check(not left, f"tasks are left: {sorted(task.name for task in left)}\n{task_positions()}")
         for connection in self._network.connections:
             ends = [name for name in ("client", "server") if not getattr(connection, name).closed]
-            self.book.check(not ends, f"connection {connection.number} of {connection.who} is left open: {ends}")
+            self.monitor.check(not ends, f"connection {connection.number} of {connection.owner} is left open: {ends}")
 
     async def _play(self, nursery: trio.Nursery) -> None:
-        plan, book = self.plan, self.book
-        faults = [each for each in plan.faults if each.kind in _IN_BYTES]
-        network = Network(plan.order, plan.line, faults, nursery, book.tell, self._happened)
+        plan, monitor = self.plan, self.monitor
+        faults = [each for each in plan.faults if each.kind in _BYTE_FAULTS]
+        network = Network(plan.order, plan.line, faults, nursery, monitor.trace, self._count_fault)
         self._network = network
         with mock.patch.object(trio, "open_tcp_stream", network.dial):
             if plan.oauth:
-                nursery.start_soon(authorize, self._authority, network.listen(AUTHORITY))
-            await self._begin(nursery)
-            with trio.move_on_after(LONGEST) as patience:
+                nursery.start_soon(run_authorization_server, self._authority, network.listen(AUTHORITY_PORT))
+            await self._start_services(nursery)
+            with trio.move_on_after(MAX_SECONDS) as patience:
                 async with trio.open_nursery() as playing:
-                    for visitor in self.visitors:
-                        playing.start_soon(visitor.run, name=f"client {visitor.name}")
+                    for program in self.programs:
+                        playing.start_soon(program.run, name=f"client {program.name}")
             if patience.cancelled_caught:
-                book.broken(f"the world does not end\n{task_positions()}")
-            self.next = STEPS
-            book.tell("the world heals")
+                monitor.report(f"the world does not end\n{task_positions()}")
+            self.next_fault_step = MAX_STEPS
+            monitor.trace("the world heals")
             network.heal()
-            for host in self._hosts:
-                self._standstill.go_on(host.name)
-            for reached in self._reached.values():
-                reached.heal()
-            await audit(book)
-            await trio.sleep(HEALING)
-            if self._reached:
-                left = leftovers(book.store)
-                book.check(not left, f"the store still has {left}")
-            for host in reversed(self._hosts):  # a relay keeps sessions with the server behind it until it ends
-                self._check_accounts(host)
-                host.end()
-                await trio.sleep(LEAVING)
+            for service in self._services:
+                self._pauser.resume(service.name)
+            for store in self._stores.values():
+                store.heal()
+            await check_tasks(monitor)
+            await trio.sleep(EXPIRY_SECONDS)
+            if self._stores:
+                left = leftovers(monitor.store)
+                monitor.check(not left, f"the store still has {left}")
+            for service in reversed(self._services):  # first the relay, which keeps sessions with its upstream server
+                self._check_accounts(service)
+                service.end()
+                await trio.sleep(SHUTDOWN_SECONDS)
             nursery.cancel_scope.cancel()
 
-    async def _begin(self, nursery: trio.Nursery) -> None:
-        plan, book = self.plan, self.book
+    async def _start_services(self, nursery: trio.Nursery) -> None:
+        plan, monitor = self.plan, self.monitor
         if plan.transport != "stream" and plan.behind is None:
-            book.principals = lambda client: client
+            monitor.principals = lambda client: client
         if plan.transport != "stream":
-            book.fronts = lambda client: client
-        book.relayed = plan.behind is not None
-        book.exchanges = not {plan.transport, plan.behind} <= {"stream", "websocket", "sse", None}
-        # JSON has no streams; and in a legacy session a relay cannot know to which of several calls a question belongs.
-        book.asks = plan.transport != "json" and plan.behind is None
-        book.tells = "json" not in (plan.transport, plan.behind)
-        book.harms = int(plan.tight)  # requests beyond its limits are refused
+            monitor.front_principals = lambda client: client
+        monitor.has_relay = plan.behind is not None
+        monitor.closable_responses = not {plan.transport, plan.behind} <= {"stream", "websocket", "sse", None}
+        # JSON responses have no room for questions.  In a legacy session a relay cannot know to which of several calls
+        # a question belongs.
+        monitor.can_ask = plan.transport != "json" and plan.behind is None
+        monitor.can_notify = "json" not in (plan.transport, plan.behind)
+        monitor.harmful_faults = int(plan.tight)  # requests beyond its limits are refused
         front = self._relay if plan.behind is not None else self._server
         if plan.behind is not None:
-            self._hosts.append(Host("behind", BEHIND, plan.behind, self._network, book, lambda: always(build(book))))
+            self._services.append(
+                Service(
+                    "behind", UPSTREAM_PORT, plan.behind, self._network, monitor, lambda: opened(build_server(monitor))
+                )
+            )
         if plan.replicas > 1:
-            book.sessions = lambda client: sessions_of(book.store, client, time.time())
-            book.shared = True
-            ports = range(REPLICAS, REPLICAS + plan.replicas)
-            self._network.balance(SERVER, ports)
-            places = [(f"replica {place}", port, partial(self._replica, place)) for place, port in enumerate(ports)]
+            monitor.sessions = lambda client: sessions_of(monitor.store, client, time.time())
+            monitor.has_replicas = True
+            ports = range(REPLICA_PORT, REPLICA_PORT + plan.replicas)
+            self._network.balance(SERVER_PORT, ports)
+            served = [(f"replica {number}", port, partial(self._replica, number)) for number, port in enumerate(ports)]
         else:
-            places = [("server", SERVER, front)]
-        for name, port, make in places:
-            self._hosts.append(
-                Host(
+            served = [("server", SERVER_PORT, front)]
+        for name, port, make in served:
+            self._services.append(
+                Service(
                     name,
                     port,
                     plan.transport,
                     self._network,
-                    book,
+                    monitor,
                     make,
                     authenticate=self._authenticates,
                     single=plan.scattered,
                 )
             )
-        for host in self._hosts:
-            nursery.start_soon(host.run, name=f"host {host.name}")
-            await (host.joined if plan.replicas > 1 else host.up).wait()
+        for service in self._services:
+            nursery.start_soon(service.run, name=f"service {service.name}")
+            await (service.serving if plan.replicas > 1 else service.up).wait()
         self._due = [attrs.evolve(each, at=each.at + self.steps) for each in self._due]
-        self.next = self._due[-1].at if self._due else STEPS
+        self.next_fault_step = self._due[-1].at if self._due else MAX_STEPS
 
     def _server(self) -> AbstractAsyncContextManager[Server]:
         if not self.plan.kept:
-            self.book.store = MemoryStore()  # it ends with its process
-        limits = TIGHT if self.plan.tight else LIMITS
-        # Every fourth world has new servers with new keys; a protected server is always new, for it stays protected.
-        return always(self._protected(build(self.book, limits, anew=self.plan.oauth or self.plan.order % 4 == 0)))
+            self.monitor.store = MemoryStore()  # the store ends with the process
+        limits = TIGHT_LIMITS if self.plan.tight else LIMITS
+        # Every fourth world has fresh servers with fresh keys.  A protected server is always fresh, because protection
+        # cannot be removed for the next world.
+        return opened(
+            self._protected(build_server(self.monitor, limits, fresh=self.plan.oauth or self.plan.order % 4 == 0))
+        )
 
-    def _replica(self, place: int) -> AbstractAsyncContextManager[Server]:
-        before = self._reached.get(place)
-        self._reached[place] = reached = Reached(self.book.store, self.book, self.plan.lag)
+    def _replica(self, number: int) -> AbstractAsyncContextManager[Server]:
+        before = self._stores.get(number)
+        self._stores[number] = store = ReplicaStore(self.monitor.store, self.monitor, self.plan.lag)
         if before is not None:
-            reached.stay_away(before)
-        limits = TIGHT if self.plan.tight else LIMITS
-        return always(build(self.book, limits, anew=self.plan.order % 4 == 0, place=place, store=reached))
+            store.copy_outage(before)
+        limits = TIGHT_LIMITS if self.plan.tight else LIMITS
+        return opened(build_server(self.monitor, limits, fresh=self.plan.order % 4 == 0, number=number, store=store))
 
     def _protected(self, server: Server) -> Server:
         return protect(server, self._authority, self._refused) if self.plan.oauth else server
@@ -370,14 +381,14 @@ class _World:
         while True:
             try:
                 relay = open_relay(
-                    url_of(self.plan.behind, BEHIND),
+                    url_of(self.plan.behind, UPSTREAM_PORT),
                     revision=self.plan.behind_era,
                     limits=LIMITS,
-                    state_keys=[bytes(32)],  # so that clients find their tasks again when it was restarted
+                    state_keys=[bytes(32)],  # the same after a restart, so that clients find their tasks again
                 )
                 server = await relay.__aenter__()
-            except McpError as error:  # as a program that is started again until it can begin
-                self.book.tell(f"the relay cannot begin: {error}"[:200])
+            except McpError as error:  # a supervisor starts the program again until it succeeds
+                self.monitor.trace(f"the relay cannot begin: {error}"[:200])
                 await trio.sleep(1)
                 continue
             break
@@ -386,81 +397,81 @@ class _World:
         finally:
             await relay.__aexit__(None, None, None)
 
-    def _check_accounts(self, host: Host) -> None:
-        if host.server is None:
-            self.book.broken(f"{host.name} is not up at the end")
+    def _check_accounts(self, service: Service) -> None:
+        if service.server is None:
+            self.monitor.report(f"{service.name} is not up at the end")
             return
-        left = {name: count for name, count in attrs.asdict(host.server.statistics()).items() if count}
-        self.book.check(not left, f"{host.name} still has {left}\n{task_positions()}")
+        left = {name: count for name, count in attrs.asdict(service.server.statistics()).items() if count}
+        self.monitor.check(not left, f"{service.name} still has {left}\n{task_positions()}")
 
     # The faults.
 
-    def step(self) -> None:
-        """Between two steps of tasks: whatever is due happens."""
-        if self.steps >= STEPS:
-            self.next = 1 << 60
-            self.book.broken(f"no end after {STEPS} steps\n{task_positions()}")
+    def apply_due_fault(self) -> None:
+        """Apply the fault that is due, between two steps of tasks."""
+        if self.steps >= MAX_STEPS:
+            self.next_fault_step = 1 << 60
+            self.monitor.report(f"no end after {MAX_STEPS} steps\n{task_positions()}")
             self._scope.cancel()
             return
         fault = self._due[-1]
-        if fault.kind == "cancel" and not self._open:
-            self.next = self.steps + 1  # the next call is in time
+        if fault.kind == "cancel" and not self._running_calls:
+            self.next_fault_step = self.steps + 1  # wait for a call that can be cancelled
             return
         self._due.pop()
-        self.next = max(self._due[-1].at, self.steps + 1) if self._due else STEPS
-        self._happen(fault)
+        self.next_fault_step = max(self._due[-1].at, self.steps + 1) if self._due else MAX_STEPS
+        self._apply(fault)
 
-    def _happened(self, fault: Fault) -> None:
-        self.book.fired[fault.kind] += 1
+    def _count_fault(self, fault: Fault) -> None:
+        self.monitor.fired[fault.kind] += 1
         if fault.kind not in HARMLESS:
-            self.book.harms += 1
+            self.monitor.harmful_faults += 1
 
-    def _happen(self, fault: Fault) -> None:
-        self.book.tell(f"{fault.kind} {fault.victim} {fault.seconds}")
-        self._happened(fault)
+    def _apply(self, fault: Fault) -> None:
+        self.monitor.trace(f"{fault.kind} {fault.victim} {fault.seconds}")
+        self._count_fault(fault)
         kind, seconds = fault.kind, fault.seconds
         if kind in ("pause", "away", "outage"):
-            self._happen_to_replicas(fault)
+            self._apply_to_replicas(fault)
             return
-        host = self._hosts[fault.victim % len(self._hosts)]
-        visitor = self.visitors[fault.victim % len(self.visitors)]
+        service = self._services[fault.victim % len(self._services)]
+        program = self.programs[fault.victim % len(self.programs)]
         if kind in ("crash", "restart", "drain"):
-            self._standstill.go_on(host.name)
+            self._pauser.resume(service.name)
         if kind == "crash":
-            host.die(seconds)
+            service.kill(seconds)
         elif kind == "restart":
-            host.stop(seconds)
+            service.stop(seconds)
         elif kind == "drain":
-            host.drain(seconds, 1.0)
+            service.drain(seconds, 1.0)
         elif kind == "unreachable":
-            ports = [each.port for each in self._hosts] + [AUTHORITY] * self.plan.oauth
+            ports = [each.port for each in self._services] + [AUTHORITY_PORT] * self.plan.oauth
             self._network.unreachable(ports[fault.victim % len(ports)], seconds, silent=fault.back)
         elif kind == "kill":
-            self._network.crash(who=visitor.name)
-            visitor.stop(seconds)
+            self._network.crash(owner=program.name)
+            program.stop(seconds)
         elif kind == "leave":
-            visitor.stop(seconds)
+            program.stop(seconds)
         elif kind == "revoke":
             self._refused |= self._authority.tokens.keys()
         elif kind == "cancel":
-            call, scope = self._open[fault.victim % len(self._open)]
-            call.touched = True
+            call, scope = self._running_calls[fault.victim % len(self._running_calls)]
+            call.cancelled_from_outside = True
             scope.cancel()
         else:
             self._nursery.start_soon(
-                partial(hostile, fault.victim, self.plan.transport, self._network, self._network.dial)
+                partial(run_hostile_client, fault.victim, self.plan.transport, self._network, self._network.dial)
             )
 
-    def _happen_to_replicas(self, fault: Fault) -> None:
-        victim = fault.victim % len(self._hosts)
+    def _apply_to_replicas(self, fault: Fault) -> None:
+        victim = fault.victim % len(self._services)
         if fault.kind == "pause":
-            self._standstill.stop(self._hosts[victim].name)
-            self.start(self._go_on_later, self._hosts[victim].name, fault.seconds)
+            self._pauser.pause(self._services[victim].name)
+            self.start(self._resume_later, self._services[victim].name, fault.seconds)
             return
-        for place, reached in self._reached.items():
-            if fault.kind == "outage" or place == victim:
-                reached.lose(fault.seconds, silent=fault.back)
+        for number, store in self._stores.items():
+            if fault.kind == "outage" or number == victim:
+                store.disconnect(fault.seconds, silent=fault.back)
 
-    async def _go_on_later(self, name: str, seconds: float) -> None:
+    async def _resume_later(self, name: str, seconds: float) -> None:
         await trio.sleep(seconds)
-        self._standstill.go_on(name)
+        self._pauser.resume(name)

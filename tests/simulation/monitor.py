@@ -4,20 +4,20 @@
 |---|---|
 | a call has exactly one outcome | when it has one, and at the end |
 | the handler of a tool runs at most once for a call | when it begins |
-| what is said to have not run did not run, nor will it | at the end |
+| if the client says that a handler did not run, it does not run, also not later | at the end |
 | an answer means that the handler ran to its end | with the answer |
-| an answer belongs to its call, and its client's principal made it | in the handler, with the answer |
+| an answer belongs to its call, and the handler sees the principal of its client | in the handler, with the answer |
 | progress rises, belongs to its call, and ends with it | with each report |
 | a question reaches the client that made the call | in its callback |
-| a log message reaches the client whose call it is about | in its callback |
-| every listener hears of a change | when the listening ends |
-| a session that replicas have in their store is not lost | when a client says that it is |
-| what was written and acknowledged is read afterwards | with each read |
-| a handler ends when its call is given up | a while later |
-| where nothing harmful has happened, a call is answered, and in time | with its outcome |
-| nothing raises what it does not say, and no error is logged | always |
+| a log message reaches the client that made the call | in its callback |
+| every listener gets each change | when the listening ends |
+| a session in the store of the replicas is not lost | when a client says that it is |
+| acknowledged data is read afterwards | with each read |
+| a handler ends when its call has been cancelled or has timed out | some seconds later |
+| before the first harmful fault each call is answered, in time | with its outcome |
+| only documented exceptions are raised, and no error is logged | always |
 
-What must not be left at the end is in `world`.
+`world` checks that nothing is left at the end.
 """
 
 from __future__ import annotations
@@ -45,30 +45,30 @@ from trio_mcp.oauth import AuthorizationFailed
 from trio_mcp.stores import MemoryStore
 
 if TYPE_CHECKING:
-    from tests.simulation.tasks import Errand
+    from tests.simulation.tasks import KnownTask
 
-__all__ = ["ANSWERED", "Book", "Call", "Listened", "Run", "ToolSaysNo"]
+__all__ = ["ANSWERED", "Call", "ListenBlock", "Monitor", "Run", "ToolReportedFailure"]
 
-ANSWERED, FAILED, ERROR, CANCELLED, LATE = "answered", "tool failed", "error", "cancelled", "timed out"
-# Which outcome a call has that raises this; the first that fits.
+ANSWERED, FAILED, ERROR, CANCELLED, TIMED_OUT = "answered", "tool failed", "error", "cancelled", "timed out"
+# The outcome of a call that raised this exception; the first class that matches.
 _OUTCOMES: tuple[tuple[type[BaseException], str], ...] = (
-    (trio.TooSlowError, LATE), (ConnectionFailed, "no connection"), (SessionLost, "session lost"),
+    (trio.TooSlowError, TIMED_OUT), (ConnectionFailed, "no connection"), (SessionLost, "session lost"),
     (NoResponse, "not answered"), (SessionClosed, "closed"), (Unauthorized, "unauthorized"),
     (AuthorizationFailed, "no access"), (InputUnavailable, "input not given"), (UsageError, "refused here"),
     (SubscriptionUnsupported, "nothing to hear"), (RequestError, ERROR), (McpError, "blamed"),
 )  # fmt: skip
-ASKING = ("ask", "wizard", "quiz", "answer", "errand", "fetch")
-AS_TASKS = ("job", "quiz")  # calls that the server may make tasks
-REPEATED = ("prompt", "wizard", "quiz")
-# Of a handler that is told to stop: it hears of it within a round trip of the slowest line, and one that waits for an
-# answer of its client is parked for `Limits.parked_seconds`.
-STOPS, PARKED = 30.0, 150.0
-# Seconds until a client knows of the task that its call has become, on the slowest line.
-KNOWN = 15.0
+ASKING_KINDS = ("ask", "wizard", "quiz", "answer", "errand", "fetch")
+TASK_KINDS = ("job", "quiz")  # calls that the server may turn into tasks
+REPEATABLE_KINDS = ("prompt", "wizard", "quiz")
+# Seconds until a cancelled handler has ended.  The cancellation reaches it within a round trip of the slowest line.  A
+# handler that waits for an answer of its client is parked for `Limits.parked_seconds`.
+STOP_SECONDS, PARKED_SECONDS = 30.0, 150.0
+# Seconds until a client knows the task of its call, on the slowest line.
+KNOWN_SECONDS = 15.0
 
 
-class ToolSaysNo(Exception):
-    """The tool has failed, and said so in its result."""
+class ToolReportedFailure(Exception):
+    """The result of the call says that the tool has failed."""
 
 
 @attrs.define(eq=False)
@@ -82,9 +82,9 @@ class Call:
     outcome: str = ""
     error: BaseException | None = None
     progress: float = -1.0
-    touched: bool = False  # a fault has cancelled it
-    harms: int = 0  # that had happened when it was over
-    sessions: set[str] = attrs.field(factory=set)  # of its client, in the store of replicas when it began
+    cancelled_from_outside: bool = False  # by a fault, or with its client
+    harmful_faults: int = 0  # the number of them when the call ended
+    sessions: set[str] = attrs.field(factory=set)  # of its client, in the store of the replicas when the call began
     value: Any = None
 
     @property
@@ -97,7 +97,7 @@ class Call:
 
 @attrs.define(eq=False)
 class Run:
-    """A handler at work."""
+    """One run of a handler."""
 
     token: str
     since: float
@@ -105,8 +105,8 @@ class Run:
 
 
 @attrs.define(eq=False)
-class Listened:
-    """A block that listens: from when on, and when it heard of what."""
+class ListenBlock:
+    """A block that listens: the tick of its begin, and for each resource the tick of the last notification."""
 
     client: str
     uris: tuple[str, ...]
@@ -114,53 +114,51 @@ class Listened:
     heard: dict[str, int] = attrs.field(factory=dict)
 
 
-class Book:
-    """The memory of one world; `now` is its time, `tick` counts what happens."""
+class Monitor:
+    """Records the events of one world, and checks its rules; `now` is its time, `tick` counts the events."""
 
     def __init__(self, now: Callable[[], float]) -> None:
         self._now = now
-        self.lines: list[str] = []
+        self.transcript: list[str] = []
         self.violations: list[str] = []
         self.calls: dict[str, Call] = {}
         self.runs: defaultdict[str, list[Run]] = defaultdict(list)
-        self.notes: dict[str, int] = {}  # what the server stores; it outlives the server
-        self.written: dict[str, int] = {}  # of that, what was acknowledged
+        self.notes: dict[str, int] = {}  # the data of the server, which outlives its process
+        self.written: dict[str, int] = {}  # the data that the server has acknowledged
         self.published: list[tuple[int, str, float]] = []
         self.fired: Counter[str] = Counter()
-        self.store = MemoryStore()  # of the present server
-        self.errands: dict[str, Errand] = {}
-        self.harms = 0
+        self.store = MemoryStore()  # of the current server
+        self.tasks: dict[str, KnownTask] = {}
+        self.harmful_faults = 0
         self.tick = 0
-        self.asks = self.tells = True
-        """Whether there is a way for questions, and for changes, to every client."""
+        self.can_ask = self.can_notify = True
+        """Whether questions and changes can reach every client."""
         self.principals: Callable[[str], str | None] = lambda client: None
         """The principal that handlers must see for calls of this client."""
-        self.fronts: Callable[[str], str | None] = lambda client: None
-        """The principal of this client at the program that it calls, which may be a relay."""
-        self.shared = False
-        """Whether there are replicas."""
-        self.relayed = False
-        """Whether clients call a relay."""
-        self.left: defaultdict[str, list[float]] = defaultdict(list)
-        """When a client was closed, or its process was killed; a program opens it again."""
-        self.exchanges = False
-        """Whether a request has a response of its own, which its client may close before it begins."""
+        self.front_principals: Callable[[str], str | None] = lambda client: None
+        """The principal of this client at the server or relay that it calls."""
+        self.has_replicas = False
+        self.has_relay = False
+        self.closed_at: defaultdict[str, list[float]] = defaultdict(list)
+        """The times at which a client was closed or its process was killed; a program opens it again."""
+        self.closable_responses = False
+        """Whether a request has its own response, which the client may close before it begins."""
         self.sessions: Callable[[str], set[str]] = lambda client: set()
-        """The sessions of this client in the store of replicas."""
+        """The sessions of this client in the store of the replicas."""
         self._numbers: Counter[str] = Counter()
 
-    def tell(self, line: str) -> None:
-        """A line of the transcript."""
+    def trace(self, line: str) -> None:
+        """Write a line of the transcript."""
         self.tick += 1
-        self.lines.append(f"{self._now():.3f} {line}")
+        self.transcript.append(f"{self._now():.3f} {line}")
 
-    def broken(self, rule: str) -> None:
-        self.tell(f"BROKEN: {rule}")
+    def report(self, rule: str) -> None:
+        self.trace(f"BROKEN: {rule}")
         self.violations.append(rule)
 
-    def check(self, kept: object, rule: str) -> None:
-        if not kept:
-            self.broken(rule)
+    def check(self, holds: object, rule: str) -> None:
+        if not holds:
+            self.report(rule)
 
     # The client's side.
 
@@ -169,16 +167,16 @@ class Book:
         token = f"{client}-{self._numbers[client]}-{kind}"
         call = self.calls[token] = Call(token, client, kind, kind == "fail", patience, self._now())
         call.sessions = self.sessions(client)
-        self.tell(f"{token} begins")
+        self.trace(f"{token} begins")
         return call
 
     def answered(self, call: Call, value: Any) -> None:
-        """With what its handler returned."""
+        """Record the answer of a call: the value that its handler returned."""
         call.value = value
         runs = self.runs[call.token]
-        if call.kind in REPEATED:
+        if call.kind in REPEATABLE_KINDS:
             runs = runs[-1:]
-        if call.kind in REPEATED and self.shared:  # the first run may be the one that counts
+        if call.kind in REPEATABLE_KINDS and self.has_replicas:  # the answer may be that of an earlier run
             runs = [run for run in self.runs[call.token] if run.ended == "done"][-1:]
         self.check(len(runs) == 1, f"{call.token} is answered, and its handler ran {len(runs)} times")
         self.check(all(run.ended == "done" for run in runs), f"{call.token} is answered, and its handler has not ended")
@@ -187,13 +185,13 @@ class Book:
 
     def settle(self, call: Call, outcome: str, error: BaseException | None = None) -> None:
         self.check(not call.outcome, f"{call.token} has a second outcome, {outcome}, after {call.outcome}")
-        call.outcome, call.error, call.harms = outcome, error, self.harms
-        self.tell(f"{call.token} is {outcome}" + (f": {type(error).__name__}: {error}"[:200] if error else ""))
-        if self.harms == 0:
-            self._check_calm(call)
+        call.outcome, call.error, call.harmful_faults = outcome, error, self.harmful_faults
+        self.trace(f"{call.token} is {outcome}" + (f": {type(error).__name__}: {error}"[:200] if error else ""))
+        if self.harmful_faults == 0:
+            self._check_without_harm(call)
 
     def settle_with(self, call: Call, error: BaseException) -> None:
-        """The outcome of a call that raised this."""
+        """Record the outcome of a call that raised this error."""
         outcome = next((name for kind, name in _OUTCOMES if isinstance(error, kind)), None)
         if outcome is None or outcome == "blamed":
             self.unexpected(call.token, error)
@@ -202,26 +200,26 @@ class Book:
             gone = call.sessions - self.sessions(call.client)
             self.check(gone, f"{call.token} has lost its session, and it is in the store")
 
-    def unexpected(self, what: str, error: BaseException) -> None:
-        self.broken(f"{what} raised {type(error).__name__}: {error}\n{''.join(traceback.format_exception(error))}")
+    def unexpected(self, subject: str, error: BaseException) -> None:
+        self.report(f"{subject} raised {type(error).__name__}: {error}\n{''.join(traceback.format_exception(error))}")
 
-    def _check_calm(self, call: Call) -> None:
-        """No harmful fault has happened yet, so only its own deadline may keep a call from its answer."""
-        fine = {ANSWERED}
+    def _check_without_harm(self, call: Call) -> None:
+        """Before the first harmful fault only its own deadline may keep a call from its answer."""
+        allowed = {ANSWERED}
         if call.fails:
-            fine = {FAILED}
-        if call.touched or call.kind == "hold":
-            fine |= {CANCELLED}
+            allowed = {FAILED}
+        if call.cancelled_from_outside or call.kind == "hold":
+            allowed |= {CANCELLED}
         if call.patience is not None:
-            fine |= {CANCELLED, LATE}
+            allowed |= {CANCELLED, TIMED_OUT}
         if call.kind == "ping":
-            fine |= {"refused here"}
-        if call.kind in ASKING and not self.asks:
-            fine |= {ERROR, FAILED}
-        if call.kind == "listen" and not self.tells:
-            fine |= {ERROR, "nothing to hear"}
+            allowed |= {"refused here"}
+        if call.kind in ASKING_KINDS and not self.can_ask:
+            allowed |= {ERROR, FAILED}
+        if call.kind == "listen" and not self.can_notify:
+            allowed |= {ERROR, "nothing to hear"}
         self.check(
-            call.outcome in fine,
+            call.outcome in allowed,
             f"{call.token} is {call.outcome} in a world without harm: {call.error!r}",
         )
 
@@ -231,13 +229,13 @@ class Book:
         self.check(message in (None, call.token), f"{call.token} got the progress of {message}")
         call.progress = progress
 
-    def asked(self, client: str, token: str) -> None:
-        """A callback of the client was asked in the name of this call."""
+    def check_question(self, client: str, token: str) -> None:
+        """Check that a question of this call reached the client that made the call."""
         call = self.calls.get(token)
         self.check(call is not None and call.client == client, f"{client} is asked in the name of {token}")
-        self.tell(f"{client} is asked by {token}")
+        self.trace(f"{client} is asked by {token}")
 
-    def logged(self, client: str, token: str) -> None:
+    def check_log(self, client: str, token: str) -> None:
         call = self.calls.get(token)
         self.check(call is not None and call.client == client, f"{client} hears the log of {token}")
 
@@ -245,10 +243,10 @@ class Book:
 
     @contextlib.contextmanager
     def handling(self, token: str, principal: str | None, *, again: bool = False) -> Iterator[Run]:
-        """Around the body of a handler; `again`: one that may be run more than once for a call."""
+        """Record the run of a handler in this block.  With `again` the handler may run more than once for a call."""
         run = Run(token, self._now())
         self.runs[token].append(run)
-        self.tell(f"{token} runs")
+        self.trace(f"{token} runs")
         owner = token.partition("-")[0]
         self.check(again or len(self.runs[token]) == 1, f"{token} runs {len(self.runs[token])} times")
         self.check(token in self.calls or owner == "hostile", f"{token} runs without a call")
@@ -265,33 +263,36 @@ class Book:
             run.ended = "failed"
             raise
         finally:
-            self.tell(f"{token} has {run.ended or 'ended'}")
+            self.trace(f"{token} has {run.ended or 'ended'}")
 
     def publish(self, uri: str) -> None:
-        self.tell(f"{uri} has changed")
+        self.trace(f"{uri} has changed")
         self.published.append((self.tick, uri, self._now()))
 
-    # What takes a while.
+    # Later.
 
-    async def watch(self, call: Call) -> None:
-        """For a call that was given up: its handler ends soon, unless something harmful happens meanwhile."""
-        # A client may give up before it knows that its call is a task, which then goes on (cancel-09).  It cancels the
-        # task when the late answer comes.  A response that it has closed brings none, nor does the end of the client.
+    async def check_handler_ends(self, call: Call) -> None:
+        """Check that the handler of a cancelled or late call ends soon, unless a harmful fault happens."""
+        # A client may cancel a call before it knows that the call is a task; then the task continues (cancel-09).  The
+        # client cancels the task when the late answer comes.  No late answer comes if the response is closed, or if
+        # the client has ended.
         over = self._now()
-        unknown = call.kind in AS_TASKS and over <= call.since + KNOWN
-        if self.harms or (unknown and self.exchanges):
+        unknown = call.kind in TASK_KINDS and over <= call.since + KNOWN_SECONDS
+        if self.harmful_faults or (unknown and self.closable_responses):
             return
-        # A relay may ask in the course of any call, which it then parks.
-        await trio.sleep(PARKED if call.kind in ASKING or not self.asks else STOPS)
+        # A relay may ask during any call, and then parks the call.
+        await trio.sleep(PARKED_SECONDS if call.kind in ASKING_KINDS or not self.can_ask else STOP_SECONDS)
         running = [run for run in self.runs[call.token] if not run.ended]
-        if unknown and any(over <= left <= over + KNOWN for left in self.left[call.client]):
+        if unknown and any(over <= left <= over + KNOWN_SECONDS for left in self.closed_at[call.client]):
             return
-        if self.shared:  # a replica that has to look for the session serves a request after its cancellation has come
+        if (
+            self.has_replicas
+        ):  # a replica that has to look for the session serves a request after its cancellation has come
             running = [run for run in running if run.since <= over]
-        self.check(self.harms or not running, f"{call.token} was {call.outcome}, and its handler still runs")
+        self.check(self.harmful_faults or not running, f"{call.token} was {call.outcome}, and its handler still runs")
 
-    def listened(self, block: Listened, forgiven: float) -> None:
-        """A block has ended by itself; changes of the last `forgiven` seconds may have been under way."""
+    def check_changes(self, block: ListenBlock, forgiven: float) -> None:
+        """Check that a block has got all changes, except those of the last `forgiven` seconds."""
         for tick, uri, at in self.published:
             if uri in block.uris and tick > block.since and at < self._now() - forgiven:
                 heard = block.heard.get(uri, 0)
@@ -303,8 +304,8 @@ class Book:
         for call in self.calls.values():
             self.check(call.outcome, f"{call.token} has no outcome")
             runs = self.runs[call.token]
-            # A move with a task makes several requests; the last one may not have run.
-            if call.claims_that_it_did_not_run and call.token not in self.errands:
+            # A move with a task makes several requests; the claim may be about the last one only.
+            if call.claims_that_it_did_not_run and call.token not in self.tasks:
                 self.check(not runs, f"{call.token} is said to have not run ({call.error!r}), and it ran")
         for token, runs in self.runs.items():
             self.check(all(run.ended for run in runs), f"the handler of {token} is left")

@@ -1,7 +1,7 @@
-"""The programs that serve: the server, a relay before it, an authorization server, and a client that means harm.
+"""The services of a world: the server, a relay before it, an authorization server; and a hostile client.
 
-Each `Host` is a program at a port that may die, be cancelled or drain, and comes back after a while as another process
-would: with nothing but what is stored outside (`Book.notes`).
+Each `Service` is a program at a port that may be killed, be cancelled or drain.  After a pause it runs again, like a
+new process: it has only the data that is stored outside (`Monitor.notes` and `Monitor.store`).
 """
 
 from __future__ import annotations
@@ -20,10 +20,10 @@ import trio
 from tests.core.auth_server import AuthServer
 from tests.http.client import request
 from tests.http.served import by_token
-from tests.simulation.book import Book
+from tests.simulation.monitor import Monitor
 from tests.simulation.network import Listener, Network, caller
-from tests.simulation.replicas import is_away
-from tests.simulation.tasks import TASK_SECONDS, Mounted
+from tests.simulation.replicas import is_store_failure
+from tests.simulation.tasks import TASK_SECONDS, ProcessStore
 from trio_mcp import Accepted, Context, Limits, Principal, RequestError, Server, ToolError, serve_http, serve_stream
 from trio_mcp.core.oauth import SendRequest
 from trio_mcp.types import Resource
@@ -32,21 +32,22 @@ __all__ = [
     "ISSUER",
     "KEYS",
     "LIMITS",
-    "REPLICAS",
-    "SERVER",
-    "TIGHT",
+    "REPLICA_PORT",
+    "SERVER_PORT",
+    "TIGHT_LIMITS",
     "TOOLS",
-    "Host",
-    "authorize",
-    "build",
-    "hostile",
+    "Service",
+    "build_server",
+    "run_authorization_server",
+    "run_hostile_client",
     "url_of",
 ]
 
-SERVER, BEHIND, REPLICAS, AUTHORITY = 3000, 3001, 3100, 4000  # ports; the replicas have those from 3100 on
-RESOURCE, ISSUER = f"http://127.0.0.1:{SERVER}", f"http://127.0.0.1:{AUTHORITY}"
+# The replicas have the ports from REPLICA_PORT on.
+SERVER_PORT, UPSTREAM_PORT, REPLICA_PORT, AUTHORITY_PORT = 3000, 3001, 3100, 4000
+RESOURCE, ISSUER = f"http://127.0.0.1:{SERVER_PORT}", f"http://127.0.0.1:{AUTHORITY_PORT}"
 KEYS = ("note://a", "note://b")
-# As short as they can be, so that what is left behind is gone soon after the end.
+# As short as possible, so that sessions of absent clients expire soon after the end.
 LIMITS = Limits(
     session_idle_seconds=60,
     parked_seconds=60,
@@ -55,7 +56,7 @@ LIMITS = Limits(
     write_seconds=30,
     task_seconds=TASK_SECONDS,
 )
-TIGHT = attrs.evolve(
+TIGHT_LIMITS = attrs.evolve(
     LIMITS, session_idle_seconds=40, idle_seconds=20, calls=2, calls_in_all=3, parked=2,
     parked_each=1, sessions=2, connections=5, streams=2, subscriptions=3, outgoing=2, replay_events=3, requests=6,
 )  # fmt: skip
@@ -76,38 +77,39 @@ class Answer:
 
 
 @attrs.define(eq=False)
-class _At:
-    """Which world the handlers of a server are in."""
+class _Current:
+    """The monitor of the current world, for the handlers of a server that several worlds use."""
 
-    book: Book
-
-
-_KEPT: dict[tuple[Limits, int | None], tuple[Server, _At]] = {}
+    monitor: Monitor
 
 
-def build(
-    book: Book,
+_REUSABLE: dict[tuple[Limits, int | None], tuple[Server, _Current]] = {}
+
+
+def build_server(
+    monitor: Monitor,
     limits: Limits = LIMITS,
     *,
-    anew: bool = True,
-    place: int | None = None,
-    store: Mounted | None = None,
+    fresh: bool = True,
+    number: int | None = None,
+    store: ProcessStore | None = None,
 ) -> Server:
-    """A server whose handlers write in the book what they do; each is told by its token for whom.
+    """Return a server with handlers that report to the monitor; each call has its token as an argument.
 
-    Without `anew` it may be one that has been served in another world.  To make one takes as long as a dozen calls.
-    `place` is its number among replicas, which share a `store`.
+    Without `fresh` the server may come from an earlier world, because making one takes as long as a dozen calls.
+    `number` is its number among the replicas, which share a `store`.
     """
-    store = Mounted(book.store) if store is None else store
-    if not anew and (limits, place) in _KEPT:
-        server, at = _KEPT[limits, place]
-        if server.statistics().connections == 0:  # else that world has broken a rule
-            at.book = book
+    store = ProcessStore(monitor.store) if store is None else store
+    if not fresh and (limits, number) in _REUSABLE:
+        server, current = _REUSABLE[limits, number]
+        if server.statistics().connections == 0:  # otherwise the earlier world has broken a rule
+            current.monitor = monitor
             server._store = store
             return server
-    # With keys of its own, or what it seals would differ from one play of a world to the next.
-    keys = None if anew and place is None else [bytes(32)]
-    server, at = (
+    # A fresh server makes random keys, which the seed decides.  Keys of a reused server would differ when a world is
+    # repeated, so its keys are fixed; so are those of replicas, which must be the same.
+    keys = None if fresh and number is None else [bytes(32)]
+    server, current = (
         Server(
             "simulated",
             version="1",
@@ -117,50 +119,50 @@ def build(
             state_keys=keys,
             store=store,
         ),
-        _At(book),
+        _Current(monitor),
     )
-    server._shares_store = place is not None  # else the sessions end with the process
-    _add_quick_tools(server, at)
-    _add_slow_tools(server, at)
-    _add_tasks(server, at)
-    _add_the_rest(server, at)
-    if not anew:
-        _KEPT[limits, place] = server, at
+    server._shares_store = number is not None  # without replicas the sessions end with the process
+    _add_quick_tools(server, current)
+    _add_slow_tools(server, current)
+    _add_tasks(server, current)
+    _add_data(server, current)
+    if not fresh:
+        _REUSABLE[limits, number] = server, current
     return server
 
 
-def _add_quick_tools(server: Server, at: _At) -> None:
+def _add_quick_tools(server: Server, current: _Current) -> None:
     @server.tool
     async def echo(token: str, pad: str, ctx: Context) -> dict[str, Any]:
-        with at.book.handling(token, ctx.principal):
+        with current.monitor.handling(token, ctx.principal):
             return {"token": token, "length": len(pad)}
 
     @server.tool
     async def big(token: str, length: int, ctx: Context) -> dict[str, Any]:
-        with at.book.handling(token, ctx.principal):
+        with current.monitor.handling(token, ctx.principal):
             return {"token": token, "pad": "x" * length}
 
     @server.tool
     def plain(token: str, ctx: Context) -> dict[str, Any]:
-        with at.book.handling(token, ctx.principal):
+        with current.monitor.handling(token, ctx.principal):
             return {"token": token}
 
     @server.tool
     async def fail(token: str, politely: bool, ctx: Context) -> None:
-        with at.book.handling(token, ctx.principal):
+        with current.monitor.handling(token, ctx.principal):
             raise ToolError(token) if politely else RequestError(7, token)
 
     @server.tool
     async def log(token: str, ctx: Context) -> dict[str, Any]:
-        with at.book.handling(token, ctx.principal):
+        with current.monitor.handling(token, ctx.principal):
             await ctx.log("warning", token)
             return {"token": token}
 
 
-def _add_slow_tools(server: Server, at: _At) -> None:
+def _add_slow_tools(server: Server, current: _Current) -> None:
     @server.tool
     async def count(token: str, to: int, ctx: Context) -> dict[str, Any]:
-        with at.book.handling(token, ctx.principal):
+        with current.monitor.handling(token, ctx.principal):
             for number in range(to):
                 await ctx.progress(number, to, message=token if ctx.revision > "2024-11-05" else None)
                 await trio.sleep((0.0, 0.02, 1.0)[number % 3])
@@ -168,14 +170,14 @@ def _add_slow_tools(server: Server, at: _At) -> None:
 
     @server.tool
     async def hold(token: str, ctx: Context) -> dict[str, Any]:
-        with at.book.handling(token, ctx.principal):
+        with current.monitor.handling(token, ctx.principal):
             await trio.sleep_forever()
             return {"token": token}
 
     @server.tool
     async def away(token: str, ctx: Context) -> dict[str, Any]:
         """The client may go, and come back for the answer."""
-        with at.book.handling(token, ctx.principal):
+        with current.monitor.handling(token, ctx.principal):
             await ctx.hang_up(retry=0.5)
             await trio.sleep(2)
             return {"token": token}
@@ -183,29 +185,29 @@ def _add_slow_tools(server: Server, at: _At) -> None:
     @server.tool(replay=True)
     async def wizard(token: str, ctx: Context) -> dict[str, Any]:
         """Asks twice, and may be run again from its start, at another server."""
-        with at.book.handling(token, ctx.principal, again=True):
+        with current.monitor.handling(token, ctx.principal, again=True):
             for _ in range(2):
                 filled = await ctx.elicit(token, Answer)
                 said = filled.value.answer if isinstance(filled, Accepted) else ""
-                at.book.check(said == f"answer to {token}", f"{token} got the client's answer {said!r}")
+                current.monitor.check(said == f"answer to {token}", f"{token} got the client's answer {said!r}")
             return {"token": token}
 
     @server.tool
     async def ask(token: str, model: bool, ctx: Context) -> dict[str, Any]:
-        with at.book.handling(token, ctx.principal):
+        with current.monitor.handling(token, ctx.principal):
             if model:
                 said = (await ctx.sample(token, max_tokens=9)).content.text  # type: ignore[union-attr]
             else:
                 filled = await ctx.elicit(token, Answer)
                 said = filled.value.answer if isinstance(filled, Accepted) else ""
-            at.book.check(said == f"answer to {token}", f"{token} got the client's answer {said!r}")
+            current.monitor.check(said == f"answer to {token}", f"{token} got the client's answer {said!r}")
             return {"token": token}
 
 
-def _add_tasks(server: Server, at: _At) -> None:
+def _add_tasks(server: Server, current: _Current) -> None:
     @server.tool(task="optional")
     async def job(token: str, ctx: Context, seconds: float = 0.0) -> dict[str, Any]:
-        with at.book.handling(token, ctx.principal):
+        with current.monitor.handling(token, ctx.principal):
             await trio.sleep(seconds)
             for number in range(len(token) % 4):
                 await ctx.progress(number, message=token)
@@ -215,31 +217,31 @@ def _add_tasks(server: Server, at: _At) -> None:
     @server.tool(task="optional", replay=True)
     async def quiz(token: str, ctx: Context, seconds: float = 0.1) -> dict[str, Any]:
         """Asks twice, and may be run again from its start, with the answers that it has had."""
-        with at.book.handling(token, ctx.principal, again=True):
+        with current.monitor.handling(token, ctx.principal, again=True):
             for _ in range(2):
                 filled = await ctx.elicit(token, Answer)
                 said = filled.value.answer if isinstance(filled, Accepted) else ""
-                at.book.check(said == f"answer to {token}", f"{token} got the client's answer {said!r}")
+                current.monitor.check(said == f"answer to {token}", f"{token} got the client's answer {said!r}")
                 await trio.sleep(seconds)
             return {"token": token}
 
 
-def _add_the_rest(server: Server, at: _At) -> None:
+def _add_data(server: Server, current: _Current) -> None:
     @server.tool
     async def put(token: str, uri: str, version: int, ctx: Context) -> dict[str, Any]:
-        with at.book.handling(token, ctx.principal):
-            at.book.notes[uri] = max(version, at.book.notes.get(uri, 0))
-            at.book.publish(uri)
+        with current.monitor.handling(token, ctx.principal):
+            current.monitor.notes[uri] = max(version, current.monitor.notes.get(uri, 0))
+            current.monitor.publish(uri)
             server.notify_resource_updated(uri)
             await trio.lowlevel.checkpoint()
             return {"token": token}
 
     for uri in KEYS:
-        server.add_resource(Resource(uri[-1], uri), lambda ctx, uri: str(at.book.notes.get(uri, 0)))
+        server.add_resource(Resource(uri[-1], uri), lambda ctx, uri: str(current.monitor.notes.get(uri, 0)))
 
     @server.prompt
     async def say(token: str, ctx: Context) -> str:
-        with at.book.handling(token, ctx.principal, again=True):  # a client may repeat what changes nothing
+        with current.monitor.handling(token, ctx.principal, again=True):  # a client may repeat a safe request
             return token
 
     @server.completion("say", "token")
@@ -247,8 +249,8 @@ def _add_the_rest(server: Server, at: _At) -> None:
         return [f"{value}!"]
 
 
-class Host:
-    """A program that serves at a port.  `make` gives the server that it serves, for as long as it lives."""
+class Service:
+    """A program that serves at a port.  `make` returns a context manager with the server of one run."""
 
     def __init__(
         self,
@@ -256,7 +258,7 @@ class Host:
         port: int,
         transport: str,
         network: Network,
-        book: Book,
+        monitor: Monitor,
         make: Callable[[], AbstractAsyncContextManager[Server]],
         *,
         authenticate: bool = False,
@@ -266,44 +268,44 @@ class Host:
         self._single = single  # one request on each connection
         self.server: Server | None = None  # while it is up
         self._transport = transport
-        self._network, self._book, self._make = network, book, make
+        self._network, self._monitor, self._make = network, monitor, make
         self._options = dict(_OPTIONS.get(transport, {}))
         if authenticate:
             self._options["authenticate"] = by_token
         if transport != "stream":
-            self._options["task_status"] = SimpleNamespace(started=lambda address: self.joined.set())
+            self._options["task_status"] = SimpleNamespace(started=lambda address: self.serving.set())
         self._scope = trio.CancelScope()
-        self._drain: float | None = None
-        self._asked = trio.Event()
-        self._pause = 0.0
+        self._drain_seconds: float | None = None
+        self._drain_requested = trio.Event()
+        self._downtime = 0.0
         self.up = trio.Event()
         """Set when it listens for the first time."""
-        self.joined = trio.Event()
+        self.serving = trio.Event()
         """Set when it serves for the first time, as one of the replicas."""
         self.ended = False
 
     async def run(self) -> None:
         caller.set(self.name)
         while not self.ended:
-            self._scope, self._asked, self._drain = trio.CancelScope(), trio.Event(), None
+            self._scope, self._drain_requested, self._drain_seconds = trio.CancelScope(), trio.Event(), None
             try:
                 with self._scope:
-                    await self._live()
-            except Exception as error:  # noqa: BLE001  # serving raises nothing because of a client
-                if not (self._book.harms and is_away(error)):
-                    self._book.unexpected(self.name, error)
-                self._book.tell(f"{self.name} cannot begin")
-                self._pause = 1.0  # a supervisor tries again
+                    await self._run_once()
+            except Exception as error:  # noqa: BLE001  # a client must not be able to end the server
+                if not (self._monitor.harmful_faults and is_store_failure(error)):
+                    self._monitor.unexpected(self.name, error)
+                self._monitor.trace(f"{self.name} cannot begin")
+                self._downtime = 1.0  # a supervisor tries again
             self.server = None
-            self._book.tell(f"{self.name} has ended")
+            self._monitor.trace(f"{self.name} has ended")
             if not self.ended:
-                await trio.sleep(self._pause)
+                await trio.sleep(self._downtime)
 
-    async def _live(self) -> None:
+    async def _run_once(self) -> None:
         async with self._make() as server, trio.open_nursery() as nursery:
             nursery.start_soon(self._draining, server)
             listener = self._network.listen(self.port, single=self._single)
-            self._book.tell(f"{self.name} is up")
+            self._monitor.trace(f"{self.name} is up")
             self.server = server
             self.up.set()
             try:
@@ -316,7 +318,7 @@ class Host:
             self._scope.cancel()
 
     async def _accept(self, server: Server, listener: Listener) -> None:
-        """As a program does that serves streams, all in one run."""
+        """Serve all streams in one run of the server, as a program with byte streams does."""
         async with server.running(), trio.open_nursery() as nursery:
             try:
                 while True:
@@ -326,35 +328,35 @@ class Host:
                     await listener.aclose()
 
     async def _draining(self, server: Server) -> None:
-        await self._asked.wait()
-        assert self._drain is not None
-        async with server.draining(self._drain):
-            self._book.tell(f"{self.name} drains")
+        await self._drain_requested.wait()
+        assert self._drain_seconds is not None
+        async with server.draining(self._drain_seconds):
+            self._monitor.trace(f"{self.name} drains")
         self._scope.cancel()
 
-    def die(self, pause: float) -> None:
-        """The process is killed: nothing of it is heard any more."""
-        if self.server is not None and isinstance(self.server._store, Mounted):
+    def kill(self, downtime: float) -> None:
+        """Kill the process: its connections are reset, and it writes no more data."""
+        if self.server is not None and isinstance(self.server._store, ProcessStore):
             self.server._store.killed = True
-        self._network.crash(port=self.port, who=self.name)
-        self.stop(pause)
+        self._network.crash(port=self.port, owner=self.name)
+        self.stop(downtime)
 
-    def stop(self, pause: float) -> None:
-        self._pause = pause
+    def stop(self, downtime: float) -> None:
+        self._downtime = downtime
         self._scope.cancel()
 
-    def drain(self, seconds: float, pause: float) -> None:
-        self._pause, self._drain = pause, seconds
-        self._asked.set()
+    def drain(self, seconds: float, downtime: float) -> None:
+        self._downtime, self._drain_seconds = downtime, seconds
+        self._drain_requested.set()
 
     def end(self) -> None:
-        """For good."""
+        """End it, without another run."""
         self.ended = True
         self.stop(0)
 
 
 @contextlib.asynccontextmanager
-async def always(server: Server) -> AsyncIterator[Server]:
+async def opened(server: Server) -> AsyncIterator[Server]:
     yield server
 
 
@@ -362,7 +364,7 @@ async def always(server: Server) -> AsyncIterator[Server]:
 
 
 def protect(server: Server, authority: AuthServer, refused: set[str]) -> Server:
-    """It takes the tokens of this authority, except those refused."""
+    """Let the server accept the tokens of this authority, except the refused ones."""
 
     def verify(token: str) -> Principal | None:
         granted = authority.tokens.get(token)
@@ -374,8 +376,8 @@ def protect(server: Server, authority: AuthServer, refused: set[str]) -> Server:
     return server
 
 
-async def authorize(authority: AuthServer, listener: Listener) -> None:
-    """The authorization server: its rules are in `AuthServer`, here is its HTTP."""
+async def run_authorization_server(authority: AuthServer, listener: Listener) -> None:
+    """Serve an authorization server over HTTP; `AuthServer` decides its answers."""
 
     async def serve(stream: trio.abc.Stream) -> None:
         with contextlib.suppress(trio.BrokenResourceError, trio.ClosedResourceError):
@@ -412,33 +414,35 @@ async def _request(stream: trio.abc.Stream) -> SendRequest | None:
     return SendRequest(method, ISSUER + target, tuple(fields), body)
 
 
-# A client that means harm.
+# A hostile client.
 
 
-async def hostile(way: int, transport: str, network: Network, dial: Callable[..., Awaitable[trio.abc.Stream]]) -> None:
-    """Connects, and sends nonsense, or a part of a request, or asks for much and never reads."""
+async def run_hostile_client(
+    way: int, transport: str, network: Network, dial: Callable[..., Awaitable[trio.abc.Stream]]
+) -> None:
+    """Connect and send nonsense, or a part of a request, or many requests without reading the answers."""
     caller.set("hostile")
     try:
-        stream = await dial("127.0.0.1", SERVER)
+        stream = await dial("127.0.0.1", SERVER_PORT)
     except OSError:
         return
     name = f"hostile-{len(network.connections)}"
-    asked = b"".join(_large_call(f"{name}.{number}", transport) for number in range(40))
+    many = b"".join(_large_call(f"{name}.{number}", transport) for number in range(40))
     one = _large_call(name, transport)
-    said = (b"\x00\xff{]\r\n\r\n" * 20, one[: len(one) // 2], asked, one[:1], b"", asked)[way % 6]
+    data = (b"\x00\xff{]\r\n\r\n" * 20, one[: len(one) // 2], many, one[:1], b"", many)[way % 6]
     with contextlib.suppress(trio.BrokenResourceError, trio.ClosedResourceError), trio.move_on_after(90):
-        await stream.send_all(said)
+        await stream.send_all(data)
         await trio.sleep_forever()
     await trio.aclose_forcefully(stream)
 
 
 def _large_call(token: str, transport: str) -> bytes:
-    """A request for an answer of 50 KB."""
+    """Return a request for an answer of 50 KB."""
     body = json.dumps(request("tools/call", {"name": "big", "arguments": {"token": token, "length": 50_000}}, token))
     if transport == "stream":
         return body.encode() + b"\n"
     fields = {
-        "Host": f"127.0.0.1:{SERVER}",
+        "Host": f"127.0.0.1:{SERVER_PORT}",
         "Authorization": "Bearer hostile",
         "Content-Type": "application/json",
         "Accept": "application/json, text/event-stream",
