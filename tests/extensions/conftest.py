@@ -1,4 +1,4 @@
-"""Virtual time for tasks, whose records have the time of the wall clock."""
+"""Virtual time for tasks: their records have the time of the wall clock."""
 
 from __future__ import annotations
 
@@ -8,19 +8,19 @@ from typing import Any
 import pytest
 import trio
 
-# The clock of the records and the threads of SQLite are inner parts.
+# The clock of the records and the threads of SQLite are internal.
 from trio_mcp.stores import rows, sqlite_file
 
 
 @pytest.fixture(autouse=True)
-def virtual_wall(monkeypatch: pytest.MonkeyPatch) -> None:
+def virtual_wall_clock(monkeypatch: pytest.MonkeyPatch) -> None:
     """The wall clock follows the clock of the test."""
     monkeypatch.setattr(rows, "wall", lambda: 1e9 + trio.current_time())
 
 
 @pytest.fixture
-def inline(monkeypatch: pytest.MonkeyPatch) -> None:
-    """For virtual time, which runs on while a thread works: SQLite works in the event loop."""
+def sqlite_in_event_loop(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Run SQLite in the event loop, because virtual time does not wait for a thread."""
 
     async def run(self: sqlite_file.SQLiteFile, job: Callable[..., Any], *arguments: Any) -> Any:
         await trio.lowlevel.checkpoint()

@@ -1,4 +1,4 @@
-"""Apps: pages of a server, the tools that they belong to, and a page in a browser."""
+"""Apps: pages of a server, the tools that open them, and a page in a browser."""
 
 from __future__ import annotations
 
@@ -29,9 +29,9 @@ from trio_mcp.extensions.apps import (
 from trio_mcp.types import BlobResourceContents, Resource, TextResourceContents, Tool
 
 HOST = {APPS: {"mimeTypes": [PAGE_TYPE]}}
-OWN = "'self' 'unsafe-inline'"
-STRICT = (
-    f"default-src 'none'; script-src {OWN}; style-src {OWN}; img-src 'self' data:; font-src 'self'; "
+SELF = "'self' 'unsafe-inline'"
+STRICT_POLICY = (
+    f"default-src 'none'; script-src {SELF}; style-src {SELF}; img-src 'self' data:; font-src 'self'; "
     "media-src 'self' data:; connect-src 'none'; frame-src 'none'; object-src 'none'; base-uri 'self'"
 )
 
@@ -46,7 +46,7 @@ async def test_a_host_finds_the_page_of_a_tool(variant: Variant, autojump_clock:
             assert (is_for_model(tools["time_in"]), is_for_model(tools["refresh"])) == (True, False)
         page = await read_page(client, "ui://clock/face")
         assert page.html == clock_app.PAGE
-        assert (page.policy, page.permissions) == (STRICT, ())
+        assert (page.policy, page.permissions) == (STRICT_POLICY, ())
         (resource,) = await client.list_resources()
         assert (resource.uri, resource.name, resource.mime_type) == ("ui://clock/face", "clock", PAGE_TYPE)
         result = await client.call_tool("time_in", {"city": "Europe/Oslo"})
@@ -64,7 +64,7 @@ async def test_a_handler_knows_whether_the_client_shows_pages(revision: str, aut
         known.append(shows_pages(ctx))
 
     place = "extensions" if revision == "2026-07-28" else "experimental"
-    # Hosts of older revisions declare it as an extension all the same.
+    # Some hosts declare it as an extension also in older revisions.
     for capabilities in ({place: HOST}, {"extensions": HOST}, {"extensions": {APPS: {}}}, {}):
         async with connected(server, revision, capabilities=capabilities, check=False) as wire:
             await wire.call("tools/call", {"name": "show"})
@@ -75,7 +75,7 @@ async def test_a_handler_knows_whether_the_client_shows_pages(revision: str, aut
     assert listed.get("_meta") == (meta if revision >= "2025-06-18" else None)
 
 
-async def test_a_page_declares_what_it_needs(tmp_path: Path, autojump_clock: MockClock) -> None:
+async def test_a_page_declares_its_origins_and_permissions(tmp_path: Path, autojump_clock: MockClock) -> None:
     server, file = Server("pages"), tmp_path / "page.html"
     file.write_text("<p>one")
     add_page(
@@ -108,19 +108,19 @@ async def test_a_page_declares_what_it_needs(tmp_path: Path, autojump_clock: Moc
         ({"frames": ["*"]}, "is not an origin"),
     ],
 )
-def test_what_cannot_be_a_page_is_refused(wrong: dict[str, Any], why: str) -> None:
+def test_an_invalid_page_is_refused(wrong: dict[str, Any], why: str) -> None:
     with pytest.raises(UsageError, match=why):
         add_page(Server("x"), **{"uri": "ui://a", "html": "<p>", **wrong})
 
 
 @pytest.mark.parametrize("visibility", ["model", [], ["user"]])
-def test_a_tool_is_for_models_and_pages(visibility: Any) -> None:
+def test_an_invalid_visibility_is_refused(visibility: Any) -> None:
     page = add_page(Server("x"), "ui://a", "<p>")
     with pytest.raises(UsageError, match="visibility must be a list"):
         page.tool(visibility=visibility)
 
 
-async def test_what_is_no_page_is_not_shown(autojump_clock: MockClock) -> None:
+async def test_a_resource_that_is_no_valid_page_is_refused(autojump_clock: MockClock) -> None:
     server = Server("strange")
 
     def served(name: str, **contents: Any) -> None:
@@ -142,13 +142,13 @@ async def test_what_is_no_page_is_not_shown(autojump_clock: MockClock) -> None:
         }.items():  # fmt: skip
             with pytest.raises(RemoteProtocolError, match=why):
                 await read_page(client, f"ui://{name}")
-        assert await read_page(client, "ui://good") == HostedPage("ui://good", "<p>", STRICT, (), None)
+        assert await read_page(client, "ui://good") == HostedPage("ui://good", "<p>", STRICT_POLICY, (), None)
 
 
 @pytest.mark.parametrize(
     "meta", [None, {}, {"ui": 7}, {"ui": {"resourceUri": 7}}, {"ui": {"resourceUri": "https://a"}}]
 )
-def test_a_tool_without_a_page_is_a_tool(meta: Any) -> None:
+def test_a_tool_without_a_page_is_for_the_model(meta: Any) -> None:
     plain = Tool("x", {"type": "object"}, meta=meta)
     assert page_of(plain) is None
     assert is_for_model(plain)
@@ -156,9 +156,8 @@ def test_a_tool_without_a_page_is_a_tool(meta: Any) -> None:
 
 # A real browser.
 
-# What a host does in a page of its own, as little as it can be: it answers the handshake, passes the result on, and
-# answers the calls of the app.
-HOSTING = """<!doctype html><pre id=log></pre><iframe id=app sandbox="allow-scripts allow-same-origin"></iframe>
+# A minimal host: it answers the handshake, passes the result of the tool to the app, and answers the calls of the app.
+HOST_PAGE = """<!doctype html><pre id=log></pre><iframe id=app sandbox="allow-scripts allow-same-origin"></iframe>
 <script>
   const given = GIVEN, said = []
   const frame = document.getElementById("app")
@@ -190,7 +189,7 @@ async def test_the_page_of_the_example_opens_in_a_browser(tmp_path: Path) -> Non
     second = {**first, "structuredContent": {"city": "Asia/Tokyo", "time": "12:34"}}
     given = {"html": page.html, "policy": page.policy, "first": first, "second": second}
     host = tmp_path / "host.html"
-    host.write_text(HOSTING.replace("GIVEN", json.dumps(given).replace("</", "<\\/")))
+    host.write_text(HOST_PAGE.replace("GIVEN", json.dumps(given).replace("</", "<\\/")))
     command = [chromium, "--headless", "--no-sandbox", "--disable-gpu", f"--user-data-dir={tmp_path}/profile"]
     command += ["--virtual-time-budget=10000", "--dump-dom", host.as_uri()]
     with trio.fail_after(60):

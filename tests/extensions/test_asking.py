@@ -1,4 +1,4 @@
-"""Questions by tasks: one handler in each revision, and the client of 2025-11-25 that keeps the questions."""
+"""Questions that the client answers with tasks: one handler for all revisions, and the tasks of 2025-11-25."""
 
 from __future__ import annotations
 
@@ -28,12 +28,12 @@ TASKS: dict[str, Any] = {
 }
 
 
-def asking(**options: Any) -> Server:
+def asking_server(**options: Any) -> Server:
     server = Server("asking", **options)
 
     @server.tool
     async def confirm(ctx: Context) -> str:
-        """Ask the user, who may answer later."""
+        """Ask the user, with an answer that may come later."""
         return repr(await ctx.elicit("Really?", bool, task=True))
 
     @server.tool
@@ -46,13 +46,13 @@ def asking(**options: Any) -> Server:
         return f"{answers['sure'].value}, {answers['why'].content.text}"
 
     @server.tool
-    async def patiently(ctx: Context) -> str:
+    async def confirm_with_timeout(ctx: Context) -> str:
         with trio.move_on_after(10):
             return repr(await ctx.elicit("Really?", bool, task=True))
         return "no answer"
 
     @server.tool
-    async def bravely(ctx: Context) -> str:
+    async def confirm_or_error(ctx: Context) -> str:
         try:
             return repr(await ctx.elicit("Really?", bool, task=True))
         except (RequestError, SessionClosed) as error:
@@ -65,7 +65,7 @@ def asking(**options: Any) -> Server:
     return server
 
 
-# Our client
+# The client of trio_mcp
 
 
 @req("task-01", "task-02", "task-03", "task-33", "task-36", "task-12")
@@ -79,7 +79,7 @@ async def test_one_handler_asks_in_each_revision(variant: Variant, autojump_cloc
         await trio.sleep(50)
         return "because", "a model"
 
-    async with client_of(variant, asking(), tasks=True, elicitation=user, sampling=model) as client:
+    async with client_of(variant, asking_server(), tasks=True, elicitation=user, sampling=model) as client:
         assert await client.call_tool("summarize", returns=str) == "because"
         if variant.revision >= "2025-06-18":
             assert await client.call_tool("confirm", returns=str) == "Accepted(value=True)"
@@ -90,7 +90,7 @@ async def test_one_handler_asks_in_each_revision(variant: Variant, autojump_cloc
 
 @pytest.mark.parametrize("by_task", [False, True])
 @pytest.mark.parametrize("seconds", [0.5, 100])
-async def test_as_many_questions_are_answered_at_once_with_tasks_as_without(
+async def test_the_limits_of_questions_are_the_same_with_and_without_tasks(
     by_task: bool, seconds: float, autojump_clock: MockClock
 ) -> None:
     server = Server("asking")
@@ -117,7 +117,7 @@ async def test_as_many_questions_are_answered_at_once_with_tasks_as_without(
         await client.call_tool("flood")
         assert outcomes == {"Accepted(value=True)": 12, "the client answers 4 questions at once (Limits.qu": 38}
         outcomes.clear()
-        await client.call_tool("flood")  # the places are free again
+        await client.call_tool("flood")  # the limits are free again
         assert outcomes["Accepted(value=True)"] == 12
 
 
@@ -147,32 +147,32 @@ async def test_the_bytes_of_questions_that_are_answered_later_are_bounded(autoju
         assert sorted(outcomes) == ["Accepted(value=True)"] * 2 + [why] * 3
 
 
-async def test_a_question_that_finds_no_room_leaves_its_place(autojump_clock: MockClock) -> None:
+async def test_a_refused_question_frees_its_place(autojump_clock: MockClock) -> None:
     limits = Limits(questions=1, questions_waiting=0, tasks=0)
     async with open_client(
-        asking(), revision=CORE, tasks=True, elicitation=lambda _: {"value": True}, limits=limits
+        asking_server(), revision=CORE, tasks=True, elicitation=lambda _: {"value": True}, limits=limits
     ) as client:
         for _ in range(3):
-            assert "Limits.tasks" in await client.call_tool("bravely", returns=str)
+            assert "Limits.tasks" in await client.call_tool("confirm_or_error", returns=str)
 
 
 @every_revision
-async def test_a_relay_keeps_the_questions_of_its_server(revision: str, autojump_clock: MockClock) -> None:
+async def test_a_relay_answers_the_questions_of_its_server_with_tasks(revision: str, autojump_clock: MockClock) -> None:
     sent: list[bytes] = []
 
     async with (
-        open_relay(asking(), revision=CORE, tap=lambda _, data: sent.append(data)) as relay,
+        open_relay(asking_server(), revision=CORE, tap=lambda _, data: sent.append(data)) as relay,
         open_client(relay, revision=revision, sampling=lambda request: ("because", "a model")) as client,
     ):
         assert await client.call_tool("summarize", returns=str) == "because"
     assert any(b'"tasks/result"' in data for data in sent)
 
 
-# A client that writes its JSON by hand
+# A client with handwritten JSON
 
 
-class Kept:
-    """The tasks of a client, each of which ends at its third poll, and the requests of the server."""
+class HandwrittenTasks:
+    """The tasks of a client, and the requests that it got.  Each task ends at its poll number `polls`."""
 
     def __init__(
         self, wire: RawClient, *, polls: int = 3, status: str = "completed", ttl: float | None = 60_000
@@ -212,11 +212,13 @@ class Kept:
 
 
 @asynccontextmanager
-async def keeping(server: Server | None = None, tasks: dict[str, Any] = TASKS, **how: Any) -> AsyncIterator[Any]:
-    """A client whose answers are tasks."""
+async def client_with_tasks(
+    server: Server | None = None, tasks: dict[str, Any] = TASKS, **how: Any
+) -> AsyncIterator[Any]:
+    """A client that answers questions with tasks."""
     declared = {**CAPABILITIES[CORE], "tasks": tasks}
-    async with connected(server or asking(), CORE, capabilities=declared) as wire:
-        yield wire, Kept(wire, **how)
+    async with connected(server or asking_server(), CORE, capabilities=declared) as wire:
+        yield wire, HandwrittenTasks(wire, **how)
 
 
 async def text_of(wire: RawClient, name: str) -> str:
@@ -226,46 +228,48 @@ async def text_of(wire: RawClient, name: str) -> str:
 
 @req("task-02", "task-10", "task-13", "task-14", "task-16", "task-38")
 async def test_the_server_polls_at_the_interval_and_fetches_the_result(autojump_clock: MockClock) -> None:
-    async with keeping(asking(limits=Limits(task_seconds=100))) as (wire, kept):
+    async with client_with_tasks(asking_server(limits=Limits(task_seconds=100))) as (wire, client_tasks):
         begun = trio.current_time()
         assert await text_of(wire, "confirm") == "Accepted(value=True)"
-        assert kept.methods == ["elicitation/create", "tasks/get", "tasks/get", "tasks/get", "tasks/result"]
-        assert [round(time - begun) for _, _, time in kept.requests] == [0, 2, 4, 6, 6]
-        (_, asked, _), *others = kept.requests
+        assert client_tasks.methods == ["elicitation/create", "tasks/get", "tasks/get", "tasks/get", "tasks/result"]
+        assert [round(time - begun) for _, _, time in client_tasks.requests] == [0, 2, 4, 6, 6]
+        (_, asked, _), *others = client_tasks.requests
         assert asked["task"] == {"ttl": 100_000}
         assert all(params == {"taskId": "q-0"} for _, params, _ in others)
 
 
 @req("task-27")
-async def test_a_task_that_needs_input_is_waited_for_with_its_result(autojump_clock: MockClock) -> None:
-    async with keeping(asking(limits=Limits(task_seconds=float("inf"))), polls=1, status="input_required") as (
+async def test_the_server_requests_the_result_of_a_task_that_needs_input(autojump_clock: MockClock) -> None:
+    async with client_with_tasks(
+        asking_server(limits=Limits(task_seconds=float("inf"))), polls=1, status="input_required"
+    ) as (
         wire,
-        kept,
+        client_tasks,
     ):
         assert await text_of(wire, "confirm") == "Accepted(value=True)"
-        assert kept.methods == ["elicitation/create", "tasks/get", "tasks/result"]
-        assert kept.requests[0][1]["task"] == {}
+        assert client_tasks.methods == ["elicitation/create", "tasks/get", "tasks/result"]
+        assert client_tasks.requests[0][1]["task"] == {}
 
 
 @req("task-17", "task-03", "task-02")
 @pytest.mark.parametrize("tasks", [{}, {"requests": {"sampling": {"createMessage": {}}}}, TASKS])
-async def test_a_client_without_such_tasks_is_asked_as_usual(tasks: Any, autojump_clock: MockClock) -> None:
-    async with keeping(tasks=tasks) as (wire, kept):
+async def test_a_client_may_answer_without_a_task(tasks: Any, autojump_clock: MockClock) -> None:
+    async with client_with_tasks(tasks=tasks) as (wire, client_tasks):
         asked: list[dict[str, Any]] = []
 
         def at_once(params: dict[str, Any]) -> Any:
             asked.append(params)
-            return kept.outcome
+            return client_tasks.outcome
 
         wire.answers["elicitation/create"] = at_once
         assert await text_of(wire, "confirm") == "Accepted(value=True)"
-        # A client may declare tasks, and answer at once.
+        # A client may declare tasks and still answer at once.
         assert ["task" in params for params in asked] == [tasks is TASKS]
 
 
 async def test_clients_of_older_revisions_have_no_tasks(autojump_clock: MockClock) -> None:
     declared = {"elicitation": {}, "tasks": TASKS}
-    async with connected(asking(), "2025-06-18", capabilities=declared) as wire:
+    async with connected(asking_server(), "2025-06-18", capabilities=declared) as wire:
         wire.answers["elicitation/create"] = lambda params: {"action": "decline"}
         assert await text_of(wire, "confirm") == "Declined()"
         ((_, params),) = wire.asked
@@ -274,67 +278,70 @@ async def test_clients_of_older_revisions_have_no_tasks(autojump_clock: MockCloc
 
 @req("cancel-09", "task-66")
 @pytest.mark.parametrize("cancel", [True, False])
-async def test_a_question_that_is_given_up_is_cancelled(cancel: bool, autojump_clock: MockClock) -> None:
+async def test_a_cancelled_question_cancels_its_task(cancel: bool, autojump_clock: MockClock) -> None:
     tasks = TASKS if cancel else {"requests": TASKS["requests"]}
-    async with keeping(tasks=tasks, polls=1000) as (wire, kept):
-        assert await text_of(wire, "patiently") == "no answer"
+    async with client_with_tasks(tasks=tasks, polls=1000) as (wire, client_tasks):
+        assert await text_of(wire, "confirm_with_timeout") == "no answer"
         await trio.sleep(1)
-        assert (kept.methods[-1] == "tasks/cancel") is cancel
+        assert (client_tasks.methods[-1] == "tasks/cancel") is cancel
         assert not wire.noted(CANCELLED)
         id = await wire.start("tools/call", {"name": "confirm", "arguments": {}})
         await trio.sleep(5)
         await wire.cancel(id)
         await trio.sleep(1)
-        assert (kept.requests[-1][:2] == ("tasks/cancel", {"taskId": "q-1"})) is cancel
-        seen = len(kept.requests)
+        assert (client_tasks.requests[-1][:2] == ("tasks/cancel", {"taskId": "q-1"})) is cancel
+        seen = len(client_tasks.requests)
         await trio.sleep(100)
-        assert len(kept.requests) == seen
+        assert len(client_tasks.requests) == seen
 
 
-async def test_no_answer_to_a_cancellation_is_waited_for(autojump_clock: MockClock) -> None:
-    async with keeping(polls=1000) as (wire, kept):
+async def test_the_server_does_not_wait_for_the_answer_to_a_cancellation(autojump_clock: MockClock) -> None:
+    async with client_with_tasks(polls=1000) as (wire, client_tasks):
         wire.answers["tasks/cancel"] = lambda params: trio.Event().wait()
         begun = trio.current_time()
-        assert await text_of(wire, "patiently") == "no answer"
+        assert await text_of(wire, "confirm_with_timeout") == "no answer"
         assert trio.current_time() - begun == pytest.approx(10)
         await trio.sleep(60)
         await wire.call("tools/list")
         assert len(wire.noted(CANCELLED)) == 1  # the request has a deadline
-        assert "tasks/cancel" not in kept.methods
+        assert "tasks/cancel" not in client_tasks.methods
 
 
 @req("task-29")
 @pytest.mark.parametrize(("ttl", "seconds"), [(5000, 5), (None, 50), (10**9, 50)])
 async def test_the_wait_for_an_answer_is_bounded(ttl: float | None, seconds: int, autojump_clock: MockClock) -> None:
-    async with keeping(asking(limits=Limits(task_seconds=50)), polls=1000, ttl=ttl) as (wire, kept):
+    async with client_with_tasks(asking_server(limits=Limits(task_seconds=50)), polls=1000, ttl=ttl) as (
+        wire,
+        client_tasks,
+    ):
         begun = trio.current_time()
-        why = await text_of(wire, "bravely")
+        why = await text_of(wire, "confirm_or_error")
         assert why == f"the client did not answer elicitation/create within {seconds} seconds, the ttl of its task"
         assert trio.current_time() - begun == pytest.approx(seconds)
         await trio.sleep(1)
-        assert kept.methods[-1] == "tasks/cancel"
+        assert client_tasks.methods[-1] == "tasks/cancel"
 
 
-async def test_a_client_that_has_forgotten_its_task_fails_the_question(autojump_clock: MockClock) -> None:
-    async with keeping() as (wire, kept):
+async def test_a_question_fails_if_the_client_does_not_know_its_task(autojump_clock: MockClock) -> None:
+    async with client_with_tasks() as (wire, client_tasks):
         wire.answers["tasks/get"] = lambda params: ErrorResponse(INVALID_PARAMS, "no such task")
-        assert "no such task" in await text_of(wire, "bravely")
-        assert kept.methods == ["elicitation/create"]
+        assert "no such task" in await text_of(wire, "confirm_or_error")
+        assert client_tasks.methods == ["elicitation/create"]
 
 
 @req("task-35")
 async def test_a_failed_task_fails_the_question_as_its_request_would(autojump_clock: MockClock) -> None:
-    async with keeping(status="failed") as (wire, kept):
-        kept.outcome = ErrorResponse(-1, "the user has left")
-        assert "the user has left" in await text_of(wire, "bravely")
+    async with client_with_tasks(status="failed") as (wire, client_tasks):
+        client_tasks.outcome = ErrorResponse(-1, "the user has left")
+        assert "the user has left" in await text_of(wire, "confirm_or_error")
 
 
 @pytest.mark.parametrize("refusals", [4, 5])
 @pytest.mark.parametrize("method", ["tasks/get", "tasks/result"])
-async def test_a_client_without_room_for_a_request_is_asked_again(
+async def test_a_request_is_repeated_if_the_client_has_too_many_requests(
     method: str, refusals: int, autojump_clock: MockClock
 ) -> None:
-    async with keeping() as (wire, _):
+    async with client_with_tasks() as (wire, _):
         left, answer = [refusals], wire.answers[method]
 
         def refuse(params: dict[str, Any]) -> Any:
@@ -342,52 +349,52 @@ async def test_a_client_without_room_for_a_request_is_asked_again(
             return answer(params) if left[0] < 0 else ErrorResponse(INTERNAL_ERROR, "too many requests")
 
         wire.answers[method] = refuse
-        said = await text_of(wire, "bravely")
+        said = await text_of(wire, "confirm_or_error")
         assert said == "Accepted(value=True)" if refusals == 4 else "too many requests" in said
 
 
-async def test_a_state_that_cannot_be_read_is_the_fault_of_the_client(autojump_clock: MockClock) -> None:
-    async with keeping() as (wire, kept):
+async def test_an_invalid_state_fails_the_question(autojump_clock: MockClock) -> None:
+    async with client_with_tasks() as (wire, client_tasks):
         wire.answers["tasks/get"] = lambda params: {"taskId": "q-0", "status": "perhaps"}
-        result = await wire.call("tools/call", {"name": "bravely", "arguments": {}})
+        result = await wire.call("tools/call", {"name": "confirm_or_error", "arguments": {}})
         assert result["isError"]
         await trio.sleep(1)
-        assert kept.methods == ["elicitation/create", "tasks/cancel"]
+        assert client_tasks.methods == ["elicitation/create", "tasks/cancel"]
 
 
-async def test_a_question_that_fails_gives_up_the_others(autojump_clock: MockClock) -> None:
-    async with keeping(polls=1000) as (wire, kept):
+async def test_a_failed_question_cancels_the_others(autojump_clock: MockClock) -> None:
+    async with client_with_tasks(polls=1000) as (wire, client_tasks):
         wire.answers["sampling/createMessage"] = lambda params: ErrorResponse(-1, "no model")
         result = await wire.call("tools/call", {"name": "both", "arguments": {}})
         assert result["isError"]
         await trio.sleep(1)
-        assert kept.methods[-1] in ("tasks/cancel", "elicitation/create")
-        assert "tasks/get" not in kept.methods
+        assert client_tasks.methods[-1] in ("tasks/cancel", "elicitation/create")
+        assert "tasks/get" not in client_tasks.methods
 
 
 @req("task-26")
-async def test_a_task_asks_by_a_task(autojump_clock: MockClock) -> None:
-    async with keeping() as (wire, kept):
+async def test_a_task_asks_its_question_with_a_task(autojump_clock: MockClock) -> None:
+    async with client_with_tasks() as (wire, client_tasks):
         created = await wire.call("tools/call", {"name": "inside", "arguments": {}, "task": {}})
         id = created["task"]["taskId"]
         result = await wire.call("tasks/result", {"taskId": id})
         assert result["content"][0]["text"] == "Accepted(value=True)"
-        (_, asked, _), *others = kept.requests
+        (_, asked, _), *others = client_tasks.requests
         assert asked["_meta"] == {RELATED_TASK: {"taskId": id}}
         assert asked["task"] == {"ttl": 86_400_000}
         assert all(params == {"taskId": "q-0"} for _, params, _ in others)
 
 
-async def test_a_task_asks_again_when_its_client_comes_back(autojump_clock: MockClock) -> None:
-    async with keeping(polls=1000) as (wire, kept):
+async def test_a_task_asks_again_with_the_next_tasks_result(autojump_clock: MockClock) -> None:
+    async with client_with_tasks(polls=1000) as (wire, client_tasks):
         created = await wire.call("tools/call", {"name": "inside", "arguments": {}, "task": {}})
         id = created["task"]["taskId"]
         first = await wire.start("tasks/result", {"taskId": id})
         await trio.sleep(5)
         await wire.cancel(first)
         await trio.sleep(1)
-        assert kept.methods[-1] == "tasks/cancel"
-        kept._after = 1
+        assert client_tasks.methods[-1] == "tasks/cancel"
+        client_tasks._after = 1
         result = await wire.call("tasks/result", {"taskId": id})
         assert result["content"][0]["text"] == "Accepted(value=True)"
-        assert kept.methods.count("elicitation/create") == 2
+        assert client_tasks.methods.count("elicitation/create") == 2

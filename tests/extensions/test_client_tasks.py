@@ -1,4 +1,4 @@
-"""Tasks of a client, in both forms, on each transport in memory."""
+"""The client of tasks, in both forms, on each transport in memory."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ import trio.testing
 from trio.testing import MockClock
 
 from tests.client.matrix import Variant, client_of, each_transport_and_asgi
-from tests.extensions.test_server_tasks import CORE, EXTENSION, Name, serving
+from tests.extensions.test_server_tasks import CORE, EXTENSION, Name, task_server
 from tests.requirements import req
 from trio_mcp import Client, Context, Elicit, RequestError, Server, TextContent, UsageError, open_client, serve_stream
 from trio_mcp.client import CallNextRequest, ClientExtension, ExtensionCall
@@ -33,7 +33,7 @@ def text(result: CallToolResult) -> str:
 
 
 class User:
-    """Fills in forms, and remembers what was asked."""
+    """Fills in forms, and records the questions."""
 
     def __init__(self) -> None:
         self.asked: list[str] = []
@@ -43,13 +43,13 @@ class User:
         return {name: True if name == "value" else request.message for name in request.fields}
 
 
-class Heard:
-    """A server whose requests are remembered."""
+class RecordedServer:
+    """A server with a record of its requests."""
 
     def __init__(self) -> None:
         self.methods: list[str] = []
         self.params: list[JsonObject] = []
-        self.server = serving(middleware=[self.watch])
+        self.server = task_server(middleware=[self.watch])
 
     async def watch(self, ctx: Context, request: Request, call_next: CallNext) -> JsonObject:
         self.methods.append(request.method)
@@ -58,9 +58,9 @@ class Heard:
 
 
 @asynccontextmanager
-async def visit(revision: str, server: Server | None = None, **options: Any) -> AsyncIterator[Client]:
+async def client_with_tasks(revision: str, server: Server | None = None, **options: Any) -> AsyncIterator[Client]:
     options.setdefault("tasks", True)
-    async with open_client(server or serving(), revision=revision, **options) as client:
+    async with open_client(server or task_server(), revision=revision, **options) as client:
         yield client
 
 
@@ -68,7 +68,7 @@ async def visit(revision: str, server: Server | None = None, **options: Any) -> 
 @each_transport_and_asgi(revisions=(CORE, EXTENSION), without=("child",), legacy_without=("http json",))
 async def test_call_tool_waits_for_a_task(variant: Variant, autojump_clock: MockClock) -> None:
     user = User()
-    async with client_of(variant, serving(), tasks=True, elicitation=user) as client:
+    async with client_of(variant, task_server(), tasks=True, elicitation=user) as client:
         with pytest.raises(RequestError, match="no protocol"):
             await client.call_tool("failing", {"kind": "protocol"})
         failed = await client.call_tool("failing", {"kind": "tool"})
@@ -81,8 +81,8 @@ async def test_call_tool_waits_for_a_task(variant: Variant, autojump_clock: Mock
         assert text(await task.result()) == "First? and Second?"
 
 
-class Late(trio.abc.ReceiveStream):
-    """Data that arrives half a second late; each scope of `cancels` is cancelled in the step in which some arrives."""
+class LateStream(trio.abc.ReceiveStream):
+    """A stream that delays data by half a second, and cancels the scopes in `cancels` when data arrives."""
 
     def __init__(self, stream: trio.abc.ReceiveStream, cancels: list[trio.CancelScope]) -> None:
         self._stream = stream
@@ -106,7 +106,7 @@ class Late(trio.abc.ReceiveStream):
 async def test_a_call_that_is_cancelled_as_its_task_begins_leaves_no_task(
     revision: str, handle: bool, patience: float, autojump_clock: MockClock
 ) -> None:
-    """The client does not know of the task yet; it hears of it when the late answer comes, or in this very step."""
+    """The client does not know the task when it is cancelled.  The answer comes later, or at that moment."""
     ended: list[str] = []
     server = Server("tasks")
 
@@ -124,7 +124,7 @@ async def test_a_call_that_is_cancelled_as_its_task_begins_leaves_no_task(
     async with trio.open_nursery() as nursery:
         nursery.start_soon(serve_stream, server, theirs)
         cancels: list[trio.CancelScope] = []
-        stream = trio.StapledStream(ours, Late(ours, cancels))
+        stream = trio.StapledStream(ours, LateStream(ours, cancels))
         async with open_client(stream, revision=revision, tasks=True) as client:
             await client.list_tools()
             call: Any = client.start_task if handle else client.call_tool
@@ -142,19 +142,21 @@ async def test_a_call_that_is_cancelled_as_its_task_begins_leaves_no_task(
 @BOTH
 async def test_questions_are_answered_by_the_callbacks(revision: str, autojump_clock: MockClock) -> None:
     user = User()
-    async with visit(revision, elicitation=user) as client:
+    async with client_with_tasks(revision, elicitation=user) as client:
         task = await client.start_task("two")
         assert text(await task.result()) == "First? and Second?"
         assert sorted(user.asked) == ["First?", "Second?"]
         assert await task.value(str) == "First? and Second?"
-        assert text(await task.result()) == "First? and Second?"  # as often as it is wanted
+        assert text(await task.result()) == "First? and Second?"  # the result can be read several times
 
 
 @req("task-07", "task-05", "task-04", "task-02")
 @pytest.mark.parametrize("revision", [CORE])
-async def test_a_task_is_asked_for_only_where_the_tool_has_one(revision: str, autojump_clock: MockClock) -> None:
-    heard = Heard()
-    async with visit(revision, heard.server) as client:
+async def test_only_start_task_asks_for_a_task_if_the_tool_supports_it(
+    revision: str, autojump_clock: MockClock
+) -> None:
+    recorded = RecordedServer()
+    async with client_with_tasks(revision, recorded.server) as client:
         assert text(await client.call_tool("compute", {"seconds": 0})) == "computed, no task"
         assert text(await client.call_tool("greet", {"name": "Ann"})) == "Hello, Ann!"
         plain = await client.start_task("greet", {"name": "Ann"})
@@ -164,12 +166,14 @@ async def test_a_task_is_asked_for_only_where_the_tool_has_one(revision: str, au
         with pytest.raises(UsageError, match="there is no task to cancel"):
             await plain.cancel()
         assert text(await (await client.start_task("compute", {"seconds": 0})).result()) == "computed, a task"
-        calls = [params for method, params in zip(heard.methods, heard.params, strict=True) if method == "tools/call"]
+        calls = [
+            params for method, params in zip(recorded.methods, recorded.params, strict=True) if method == "tools/call"
+        ]
         assert ["task" in params for params in calls] == [False, False, False, True]
-        assert heard.methods.count("tools/list") == 1
+        assert recorded.methods.count("tools/list") == 1
     server = Server("plain")
     server.tool(name="plain")(lambda: "plain")
-    async with visit(revision, server) as client:
+    async with client_with_tasks(revision, server) as client:
         assert text(await client.call_tool("plain")) == "plain"
         assert text(await (await client.start_task("plain")).result()) == "plain"
 
@@ -177,11 +181,11 @@ async def test_a_task_is_asked_for_only_where_the_tool_has_one(revision: str, au
 @req("xtask-15", "xtask-38", "task-63")
 @BOTH
 async def test_a_task_is_opened_again_by_its_id(revision: str, autojump_clock: MockClock) -> None:
-    server = serving()
+    server = task_server()
     async with server.running():
-        async with visit(revision, server) as client:
+        async with client_with_tasks(revision, server) as client:
             id = (await client.start_task("compute", {"seconds": 3})).id
-        async with visit(revision, server) as client:
+        async with client_with_tasks(revision, server) as client:
             task = client.open_task(id)
             states = [state async for state in task]
             assert [state.status for state in (states[0], states[-1])] == [TaskStatus.WORKING, TaskStatus.COMPLETED]
@@ -194,22 +198,22 @@ async def test_a_task_is_opened_again_by_its_id(revision: str, autojump_clock: M
 @req("cancel-09", "xtask-34", "xtask-35", "task-49")
 @BOTH
 async def test_cancelling_a_call_cancels_its_task(revision: str, autojump_clock: MockClock) -> None:
-    heard, ended = Heard(), list[str]()
+    recorded, ended = RecordedServer(), list[str]()
 
-    @heard.server.tool(task="required")
+    @recorded.server.tool(task="required")
     async def endless() -> str:
         try:
             await trio.sleep_forever()
         finally:
             ended.append("stopped")
 
-    async with visit(revision, heard.server) as client:
+    async with client_with_tasks(revision, recorded.server) as client:
         with trio.move_on_after(5) as scope:
             await client.call_tool("endless")
         assert scope.cancelled_caught
         await trio.sleep(1)
         assert ended == ["stopped"]
-        assert heard.methods.count("tasks/cancel") == 1
+        assert recorded.methods.count("tasks/cancel") == 1
         with pytest.raises(trio.TooSlowError):
             await client.call_tool("endless", max_timeout=3)
         await trio.sleep(1)
@@ -217,7 +221,7 @@ async def test_cancelling_a_call_cancels_its_task(revision: str, autojump_clock:
         task = await client.start_task("endless")
         with trio.move_on_after(5):
             await task.result()
-        assert (await task.status()).status is TaskStatus.WORKING  # only the waiting has ended
+        assert (await task.status()).status is TaskStatus.WORKING  # the timeout ends the wait, not the task
         await task.cancel()
         with pytest.raises(TaskCancelled, match="was cancelled"):
             await task.result()
@@ -228,18 +232,18 @@ async def test_a_question_without_a_callback_ends_the_call(revision: str, autoju
     def refuse(request: FormElicitationRequest) -> None:
         raise RequestError(-1, "no user")
 
-    heard = Heard()
+    recorded = RecordedServer()
 
-    @heard.server.tool(task="required")
+    @recorded.server.tool(task="required")
     async def ask(ctx: Context) -> str:
         await ctx.ask(name=Elicit("Who?", Name))
         return "asked"
 
-    async with visit(revision, heard.server, elicitation=refuse) as client:
+    async with client_with_tasks(revision, recorded.server, elicitation=refuse) as client:
         if revision == EXTENSION:
             with pytest.raises(InputUnavailable, match="no user"):
                 await client.call_tool("ask")
-            assert heard.methods[-1] == "tasks/cancel"
+            assert recorded.methods[-1] == "tasks/cancel"
         else:
             assert (await client.call_tool("ask")).is_error
 
@@ -247,19 +251,19 @@ async def test_a_question_without_a_callback_ends_the_call(revision: str, autoju
 @req("xtask-36", "xtask-12", "task-13")
 @NEWER
 async def test_the_client_listens_and_polls_seldom(revision: str, autojump_clock: MockClock) -> None:
-    heard = Heard()
+    recorded = RecordedServer()
     start = trio.current_time()
-    async with visit(revision, heard.server) as client:
+    async with client_with_tasks(revision, recorded.server) as client:
         assert text(await client.call_tool("compute", {"seconds": 100})) == "computed, a task"
         assert trio.current_time() - start < 101
-        assert heard.methods.count("tasks/get") < 20
+        assert recorded.methods.count("tasks/get") < 20
         assert client.open_task("x")._tasks._notices == {}
 
 
 @req("xtask-47")
 @NEWER
-async def test_a_program_may_answer_itself(revision: str, autojump_clock: MockClock) -> None:
-    async with visit(revision, elicitation=User()) as client:
+async def test_a_program_may_answer_the_questions_of_a_task(revision: str, autojump_clock: MockClock) -> None:
+    async with client_with_tasks(revision, elicitation=User()) as client:
         task = await client.start_task("confirm")
         async for state in task:
             for question in state.questions:
@@ -270,13 +274,13 @@ async def test_a_program_may_answer_itself(revision: str, autojump_clock: MockCl
 @req("xtask-04")
 @NEWER
 async def test_a_task_in_answer_to_another_request_is_invalid(revision: str, autojump_clock: MockClock) -> None:
-    server = serving()
+    server = task_server()
 
     @server.prompt
     def hello() -> str:
         return "hello"
 
-    async with visit(revision, server) as client:
+    async with client_with_tasks(revision, server) as client:
         original = client._send
 
         async def altered(method: str, *args: Any, **how: Any) -> Any:
@@ -289,7 +293,7 @@ async def test_a_task_in_answer_to_another_request_is_invalid(revision: str, aut
 
 
 @NEWER
-async def test_other_extensions_stay(revision: str, autojump_clock: MockClock) -> None:
+async def test_other_extensions_of_the_client_still_work(revision: str, autojump_clock: MockClock) -> None:
     other, seen = ClientExtension("com.example/other"), list[str]()
 
     @other.around("tools/call")
@@ -297,17 +301,17 @@ async def test_other_extensions_stay(revision: str, autojump_clock: MockClock) -
         seen.append(call.method)
         return await call_next()
 
-    server = serving()
+    server = task_server()
     server.extension("com.example/other")
-    async with visit(revision, server, extensions=[other]) as client:
+    async with client_with_tasks(revision, server, extensions=[other]) as client:
         assert set(client.extensions) == {"com.example/other", "io.modelcontextprotocol/tasks"}
         assert text(await client.call_tool("compute", {"seconds": 1})) == "computed, a task"
         assert seen == ["tools/call"]
 
 
 @BOTH
-async def test_a_client_without_the_option_says_so(revision: str, autojump_clock: MockClock) -> None:
-    async with visit(revision, tasks=False) as client:
+async def test_a_client_without_the_option_names_it_in_the_error(revision: str, autojump_clock: MockClock) -> None:
+    async with client_with_tasks(revision, tasks=False) as client:
         with pytest.raises(UsageError, match="tasks=True"):
             client.open_task("x")
         with pytest.raises(RequestError) as caught:
@@ -317,8 +321,8 @@ async def test_a_client_without_the_option_says_so(revision: str, autojump_clock
 
 
 @BOTH
-async def test_a_server_that_is_away_for_a_moment_is_asked_again(revision: str, autojump_clock: MockClock) -> None:
-    async with visit(revision) as client:
+async def test_a_poll_is_repeated_after_a_short_failure(revision: str, autojump_clock: MockClock) -> None:
+    async with client_with_tasks(revision) as client:
         task = await client.start_task("compute", {"seconds": 3})
         waiting = task._waiting()
         original, failures = waiting.request, list[Exception]([ConnectionFailed("away")] * 3)
@@ -343,10 +347,8 @@ async def test_a_server_that_is_away_for_a_moment_is_asked_again(revision: str, 
 
 
 @BOTH
-async def test_a_call_whose_task_cannot_be_reached_does_not_say_that_it_has_not_run(
-    revision: str, autojump_clock: MockClock
-) -> None:
-    async with visit(revision) as client:
+async def test_a_call_with_an_unreachable_task_may_have_run(revision: str, autojump_clock: MockClock) -> None:
+    async with client_with_tasks(revision) as client:
         task = await client.start_task("compute", {"seconds": 3})
 
         async def request(method: str, params: JsonObject) -> JsonObject:
@@ -362,49 +364,49 @@ async def test_a_call_whose_task_cannot_be_reached_does_not_say_that_it_has_not_
 
 @BOTH
 async def test_a_cancelled_call_ends_also_if_the_server_cannot_cancel(revision: str, autojump_clock: MockClock) -> None:
-    heard = Heard()
-    server = heard.server
+    recorded = RecordedServer()
+    server = recorded.server
 
     @server.tool(task="required")
     async def endless() -> None:
         await trio.sleep_forever()
 
-    async def deaf(ctx: Context, request: Request, call_next: CallNext) -> JsonObject:
+    async def refuse_to_cancel(ctx: Context, request: Request, call_next: CallNext) -> JsonObject:
         if request.method == "tasks/cancel":
             raise RequestError(-1, "not today")
         return await call_next()
 
-    server._catalog.middleware = (*server._catalog.middleware, deaf)
-    async with visit(revision, server) as client:
+    server._catalog.middleware = (*server._catalog.middleware, refuse_to_cancel)
+    async with client_with_tasks(revision, server) as client:
         with trio.move_on_after(5) as scope:
             await client.call_tool("endless")
         assert scope.cancelled_caught
-        assert "tasks/cancel" in heard.methods
+        assert "tasks/cancel" in recorded.methods
 
 
 @NEWER
 async def test_a_server_without_listening_is_polled(revision: str, autojump_clock: MockClock) -> None:
-    heard = Heard()
+    recorded = RecordedServer()
 
     async def refusing(ctx: Context, request: Request, call_next: CallNext) -> JsonObject:
         if request.method == "subscriptions/listen":
             raise RequestError(-1, "not here")
         return await call_next()
 
-    heard.server._catalog.middleware = (*heard.server._catalog.middleware, refusing)
-    async with visit(revision, heard.server) as client:
+    recorded.server._catalog.middleware = (*recorded.server._catalog.middleware, refusing)
+    async with client_with_tasks(revision, recorded.server) as client:
         assert text(await client.call_tool("compute", {"seconds": 10})) == "computed, a task"
-        assert heard.methods.count("tasks/get") >= 9
+        assert recorded.methods.count("tasks/get") >= 9
 
 
 @pytest.mark.parametrize("meta", [None, [], "x", {RELATED_TASK: []}, {RELATED_TASK: {"taskId": "x" * 5000}}])
-def test_progress_of_no_task_is_dropped(meta: Any) -> None:
+def test_progress_without_a_valid_task_id_is_dropped(meta: Any) -> None:
     tasks = ClientTasks()
     tasks.progressed({"progress": 1, "_meta": meta})
     assert not tasks._early
 
 
-def test_early_progress_is_kept_within_bounds() -> None:
+def test_early_progress_is_bounded() -> None:
     tasks = ClientTasks()
     for id in range(300):
         for progress in range(300):
@@ -416,7 +418,7 @@ def test_early_progress_is_kept_within_bounds() -> None:
 @req("prog-11")
 @pytest.mark.parametrize("revision", [CORE])
 async def test_progress_of_a_task_reaches_the_caller(revision: str, autojump_clock: MockClock) -> None:
-    server, got = serving(), list[tuple[Any, ...]]()
+    server, got = task_server(), list[tuple[Any, ...]]()
 
     @server.tool(task="required")
     async def step_by_step(ctx: Context) -> str:
@@ -429,7 +431,7 @@ async def test_progress_of_a_task_reaches_the_caller(revision: str, autojump_clo
         await trio.sleep(0.01)
         got.append(progress)
 
-    async with visit(revision, server) as client:
+    async with client_with_tasks(revision, server) as client:
         assert text(await client.call_tool("step_by_step", on_progress=report)) == "done"
         assert got == [(0, 4, None), (1, 4, "step 1"), (2, 4, "step 2"), (3, 4, "step 3")]
         assert client.deviations == ()
@@ -437,8 +439,10 @@ async def test_progress_of_a_task_reaches_the_caller(revision: str, autojump_clo
 
 @req("prog-11", "task-14", "task-27")
 @BOTH
-async def test_states_and_progress_are_seen_beside_the_questions(revision: str, autojump_clock: MockClock) -> None:
-    server, states, got = serving(), list[str](), list[float]()
+async def test_callbacks_get_the_states_and_progress_of_a_task_that_asks(
+    revision: str, autojump_clock: MockClock
+) -> None:
+    server, states, got = task_server(), list[str](), list[float]()
 
     @server.tool(task="required")
     async def ask(ctx: Context) -> str:
@@ -454,7 +458,7 @@ async def test_states_and_progress_are_seen_beside_the_questions(revision: str, 
     def progressed(progress: float, total: float | None, message: str | None) -> None:
         got.append(progress)
 
-    async with visit(revision, server, elicitation=User()) as client:
+    async with client_with_tasks(revision, server, elicitation=User()) as client:
         task = await client.start_task("ask", on_progress=progressed)
         result = await task.result(on_state=seen, on_progress=progressed)
         assert text(result) == "done"
@@ -469,18 +473,18 @@ async def test_a_task_that_is_cancelled_while_it_asks_has_no_result(revision: st
         await trio.sleep(5)
         return {"value": True}
 
-    async with visit(revision, elicitation=slowly) as client:
+    async with client_with_tasks(revision, elicitation=slowly) as client:
         task = await client.start_task("confirm")
         with pytest.raises(TaskCancelled):
             await task.result()
 
 
-# Tasks that the client keeps for its server
+# Tasks in the client, for requests of its server
 
 
-def later(started: list[str]) -> Server:
-    """A server that asks for a task of the client, as no handler of ours does."""
-    server = serving()
+def server_with_client_tasks(started: list[str]) -> Server:
+    """A server that asks for a task of the client with its own requests, unlike the handlers of trio_mcp."""
+    server = task_server()
 
     @server.tool
     async def ask(ctx: Context, cancel: bool = False) -> list[Any]:
@@ -513,7 +517,7 @@ async def test_the_client_keeps_tasks_for_its_server(revision: str, autojump_clo
         asked.append("answered")
         return {"name": "Ann"}
 
-    server = later(asked)
+    server = server_with_client_tasks(asked)
 
     @server.tool
     async def wrong(ctx: Context) -> str:
@@ -523,7 +527,7 @@ async def test_the_client_keeps_tasks_for_its_server(revision: str, autojump_clo
         assert await ctx.send_request("tasks/list") == {"tasks": []}
         return str(ctx.supports("tasks", "requests", "elicitation", "create"))
 
-    async with visit(revision, server, elicitation=slowly) as client:
+    async with client_with_tasks(revision, server, elicitation=slowly) as client:
         assert text(await client.call_tool("wrong")) == "True"
         result = await client.call_tool("ask", returns=list[Any])
         assert result == ["working", "accept", {"name": "Ann"}, 1, 60_000]
@@ -536,14 +540,14 @@ async def test_the_client_keeps_tasks_for_its_server(revision: str, autojump_clo
 async def test_a_callback_that_fails_fails_its_task(
     revision: str, autojump_clock: MockClock, caplog: pytest.LogCaptureFixture
 ) -> None:
-    def broken(request: FormElicitationRequest) -> dict[str, Any]:
-        raise ValueError("secret") if broken_once else RequestError(-7, "no user")
+    def fail(request: FormElicitationRequest) -> dict[str, Any]:
+        raise ValueError("secret") if raises_value_error else RequestError(-7, "no user")
 
-    broken_once = True
-    async with visit(revision, later([]), elicitation=broken) as client:
+    raises_value_error = True
+    async with client_with_tasks(revision, server_with_client_tasks([]), elicitation=fail) as client:
         failed = await client.call_tool("ask")
         assert failed.is_error
         assert "the task has failed" in text(failed)
         assert "secret" in caplog.text
-        broken_once = False
+        raises_value_error = False
         assert "no user" in text(await client.call_tool("ask"))

@@ -17,9 +17,8 @@ import trio.testing
 from trio.testing import MockClock, wait_all_tasks_blocked
 
 from tests.client.matrix import Variant, client_of
-from tests.extensions.test_server_tasks import BOTH, CORE, NEWER, attached, begin, speaking, until
-from tests.server.raw_client import ErrorResponse, RawClient
-from tests.server.raw_client import client_on as speaking_on
+from tests.extensions.test_server_tasks import BOTH, CORE, NEWER, begin, client_in_open_run, raw_client, wait_for_status
+from tests.server.raw_client import ErrorResponse, RawClient, client_on
 from trio_mcp import Limits, Server
 from trio_mcp.asgi import AsgiApp
 from trio_mcp.core import TaskRecord, TaskStatus
@@ -29,18 +28,18 @@ ROOT = Path(__file__).parents[2]
 LOST = "the server stopped while this task ran"
 
 
-class Works:
-    """Servers that share a store, and the runs of their handlers."""
+class Servers:
+    """Servers with a shared store, and the runs of their handlers."""
 
     def __init__(self, **options: Any) -> None:
         self.store = MemoryStore()
         self.runs: list[str] = []
         self.cleaned: list[float] = []
-        self.lease: dict[str, float] = {}  # at the end of a handler
+        self.lease: dict[str, float] = {}  # the leases at the end of a handler
         self.options = options
 
     def server(self) -> Server:
-        server = Server("works", store=self.store, **self.options)
+        server = Server("servers", store=self.store, **self.options)
 
         @server.tool
         async def plain(seconds: float) -> None:
@@ -71,22 +70,22 @@ class Works:
         return {each.id: each for each in found}
 
     def given_back(self, id: str) -> bool:
-        """Whether another process may have the task at once."""
+        """Whether another process may take over the task at once."""
         (row,) = (row for row in self.store._rows.values() if row.key == id)
         return bool(row.holder) and self.store._leases.get(row.holder, 0) <= 0
 
 
-async def two(wire: RawClient, seconds: float) -> tuple[str, str]:
+async def begin_two(wire: RawClient, seconds: float) -> tuple[str, str]:
     once = await begin(wire, "once", {"seconds": seconds})
     return once, await begin(wire, "again", {"seconds": seconds})
 
 
-def check_given_back(works: Works, once: str, again: str) -> None:
-    records = works.records()
+def check_given_back(servers: Servers, once: str, again: str) -> None:
+    records = servers.records()
     assert records[once].status is TaskStatus.FAILED
     assert LOST in str(records[once].message)
     assert records[again].status is TaskStatus.WORKING
-    assert works.given_back(again)
+    assert servers.given_back(again)
 
 
 # A drain
@@ -97,25 +96,25 @@ def check_given_back(works: Works, once: str, again: str) -> None:
 async def test_a_task_may_finish_while_the_server_drains(
     revision: str, shared: bool, autojump_clock: MockClock
 ) -> None:
-    works = Works()
-    server = works.server()
-    async with server.running() if shared else nullcontext(), speaking(revision, server) as wire:
-        once, again = await two(wire, 3)
+    servers = Servers()
+    server = servers.server()
+    async with server.running() if shared else nullcontext(), raw_client(revision, server) as wire:
+        once, again = await begin_two(wire, 3)
         begun = trio.current_time()
         async with server.draining(10):
             with pytest.raises(ErrorResponse, match="shutting down"):
                 await wire.call("tools/call", {"name": "once", "arguments": {"seconds": 0}})
             await wire.ended.wait()  # while tasks run, a client may ask about them, also after their end
         assert trio.current_time() == begun + 5.5
-        assert {works.records()[id].status for id in (once, again)} == {TaskStatus.COMPLETED}
+        assert {servers.records()[id].status for id in (once, again)} == {TaskStatus.COMPLETED}
 
 
 @BOTH
 async def test_a_drain_without_tasks_ends_the_connection_at_once(revision: str, autojump_clock: MockClock) -> None:
-    works = Works()
-    server = works.server()
-    async with speaking(revision, server) as wire:
-        await until(wire, await begin(wire, "once", {"seconds": 0}))
+    servers = Servers()
+    server = servers.server()
+    async with raw_client(revision, server) as wire:
+        await wait_for_status(wire, await begin(wire, "once", {"seconds": 0}))
         begun = trio.current_time()
         async with server.draining(10):
             await wire.ended.wait()
@@ -124,10 +123,10 @@ async def test_a_drain_without_tasks_ends_the_connection_at_once(revision: str, 
 
 @BOTH
 async def test_a_client_asks_about_its_tasks_during_a_drain(revision: str, autojump_clock: MockClock) -> None:
-    works = Works()
-    server = works.server()
-    async with speaking(revision, server) as wire:
-        once, again = await two(wire, 3)
+    servers = Servers()
+    server = servers.server()
+    async with raw_client(revision, server) as wire:
+        once, again = await begin_two(wire, 3)
         begun = trio.current_time()
         async with server.draining(60):
             assert (await wire.call("tasks/get", {"taskId": once}))["status"] == "working"
@@ -139,7 +138,7 @@ async def test_a_client_asks_about_its_tasks_during_a_drain(revision: str, autoj
             else:
                 with pytest.raises(ErrorResponse, match="shutting down"):
                     await wire.call("subscriptions/listen", {"notifications": {"taskIds": [once]}})
-                assert (await until(wire, once))["result"]["content"][0]["text"] == "done"
+                assert (await wait_for_status(wire, once))["result"]["content"][0]["text"] == "done"
             assert trio.current_time() < begun + 3.5
             await wire.ended.wait()
         assert trio.current_time() < begun + 3.5  # at once: the client has the outcome
@@ -149,9 +148,9 @@ async def test_a_client_asks_about_its_tasks_during_a_drain(revision: str, autoj
 async def test_a_client_that_listens_hears_the_end_of_its_task_during_a_drain(
     revision: str, autojump_clock: MockClock
 ) -> None:
-    works = Works()
-    server = works.server()
-    async with speaking(revision, server) as wire:
+    servers = Servers()
+    server = servers.server()
+    async with raw_client(revision, server) as wire:
         id = await begin(wire, "once", {"seconds": 3})
         listening = await wire.start("subscriptions/listen", {"notifications": {"taskIds": [id]}})
         await trio.sleep(1)
@@ -169,8 +168,8 @@ async def test_a_client_that_listens_hears_the_end_of_its_task_during_a_drain(
 async def test_a_client_gets_its_result_during_a_drain_over_http(
     revision: str, kind: str, autojump_clock: MockClock
 ) -> None:
-    works = Works()
-    server = works.server()
+    servers = Servers()
+    server = servers.server()
     async with client_of(Variant(kind, revision), server, tasks=True) as client:
         task = await client.start_task("once", {"seconds": 3})
         async with trio.open_nursery() as nursery:
@@ -187,55 +186,57 @@ async def test_a_client_gets_its_result_during_a_drain_over_http(
 
 @BOTH
 @pytest.mark.parametrize("shared", [False, True])
-async def test_a_task_that_takes_longer_is_given_back(revision: str, shared: bool, autojump_clock: MockClock) -> None:
-    works = Works()
-    server = works.server()
+async def test_a_task_that_outlasts_the_drain_is_given_back(
+    revision: str, shared: bool, autojump_clock: MockClock
+) -> None:
+    servers = Servers()
+    server = servers.server()
     async with AsyncExitStack() as stack:
-        if shared:  # the program goes on, and its run serves no more
+        if shared:  # the program continues, but its run accepts no more connections
             await stack.enter_async_context(server.running())
-        async with attached(revision, server) as wire:
-            once, again = await two(wire, 100)
+        async with client_in_open_run(revision, server) as wire:
+            once, again = await begin_two(wire, 100)
             begun = trio.current_time()
             async with server.draining(5):
                 pass
             await trio.sleep(1)
             assert trio.current_time() <= begun + 7
-            check_given_back(works, once, again)
-            assert works.cleaned[0] < begun + 6
-    async with speaking(revision, works.server()) as wire:  # the next process
-        assert (await until(wire, once))["status"] == "failed"
-        assert (await until(wire, again))["status"] == "completed"
-    assert sorted(works.runs) == ["again", "again", "once"]
+            check_given_back(servers, once, again)
+            assert servers.cleaned[0] < begun + 6
+    async with raw_client(revision, servers.server()) as wire:  # the next process
+        assert (await wait_for_status(wire, once))["status"] == "failed"
+        assert (await wait_for_status(wire, again))["status"] == "completed"
+    assert sorted(servers.runs) == ["again", "again", "once"]
 
 
 @NEWER
 async def test_a_server_that_drains_takes_over_no_tasks(revision: str, autojump_clock: MockClock) -> None:
-    works = Works()
-    first, second = works.server(), works.server()
-    async with second.running(), attached(revision, second) as other, trio.open_nursery() as nursery:
+    servers = Servers()
+    first, second = servers.server(), servers.server()
+    async with second.running(), client_in_open_run(revision, second) as other, trio.open_nursery() as nursery:
         await begin(other, "once", {"seconds": 30})
         async with second.draining(60):
-            async with attached(revision, first) as wire:
-                _, again = await two(wire, 1000)
+            async with client_in_open_run(revision, first) as wire:
+                _, again = await begin_two(wire, 1000)
                 nursery.start_soon(wire.close)
             await trio.sleep(25)  # the lease of the first has ended
-            assert works.given_back(again)
-        assert works.runs.count("again") == 1
+            assert servers.given_back(again)
+        assert servers.runs.count("again") == 1
 
 
 @BOTH
 @pytest.mark.parametrize("closed", [False, True])
-async def test_tasks_have_the_time_of_an_asgi_application(
+async def test_tasks_may_finish_while_an_asgi_application_shuts_down(
     revision: str, closed: bool, autojump_clock: MockClock, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    works = Works()
+    servers = Servers()
     # At the end of its lifespan the ASGI server has closed all connections.
     monkeypatch.setattr(AsgiApp, "running", lambda app: app._running(closed=closed))
-    async with client_of(Variant("asgi", revision), works.server(), tasks=True) as client:
+    async with client_of(Variant("asgi", revision), servers.server(), tasks=True) as client:
         await client.start_task("once", {"seconds": 3})
         begun = trio.current_time()
-    assert trio.current_time() == begun + 5  # with the time in which a client could come for the result
-    assert {each.status for each in works.records().values()} == {TaskStatus.COMPLETED}
+    assert trio.current_time() == begun + 5  # with some time for clients to fetch the result
+    assert {each.status for each in servers.records().values()} == {TaskStatus.COMPLETED}
 
 
 # The end of input
@@ -243,31 +244,31 @@ async def test_tasks_have_the_time_of_an_asgi_application(
 
 @BOTH
 async def test_the_end_of_input_gives_back_tasks_after_the_last_call(revision: str, autojump_clock: MockClock) -> None:
-    works = Works()
-    async with speaking(revision, works.server()) as wire:
-        once, again = await two(wire, 100)
+    servers = Servers()
+    async with raw_client(revision, servers.server()) as wire:
+        once, again = await begin_two(wire, 100)
         call = await wire.start("tools/call", {"name": "plain", "arguments": {"seconds": 2}})
         begun = trio.current_time()
         await wire.close()
         assert wire.answered(call)
     assert trio.current_time() <= begun + 3
-    check_given_back(works, once, again)
+    check_given_back(servers, once, again)
 
 
 @BOTH
 async def test_a_server_that_is_cancelled_gives_back_its_tasks_at_once(
     revision: str, autojump_clock: MockClock
 ) -> None:
-    works = Works()
-    server = works.server()
+    servers = Servers()
+    server = servers.server()
     with trio.CancelScope() as scope:
-        async with attached(revision, server) as wire:
-            once, again = await two(wire, 100)
+        async with client_in_open_run(revision, server) as wire:
+            once, again = await begin_two(wire, 100)
             begun = trio.current_time()
             scope.cancel()
     assert trio.current_time() <= begun + 1
-    check_given_back(works, once, again)
-    assert min(works.lease.values()) > 0  # no other process runs the task while a handler here cleans up
+    check_given_back(servers, once, again)
+    assert min(servers.lease.values()) > 0  # no other process runs the task while a handler here cleans up
 
 
 # Bytes
@@ -275,37 +276,37 @@ async def test_a_server_that_is_cancelled_gives_back_its_tasks_at_once(
 
 @BOTH
 async def test_the_arguments_of_a_task_are_charged_while_it_runs(revision: str, autojump_clock: MockClock) -> None:
-    works = Works(limits=Limits(bytes_each=1_000_000))
-    server = works.server()
+    servers = Servers(limits=Limits(bytes_each=1_000_000))
+    server = servers.server()
     text = "x" * 600_000
-    async with speaking(revision, server) as wire:
+    async with raw_client(revision, server) as wire:
         id = await begin(wire, "again", {"seconds": 10, "text": text})
         await wait_all_tasks_blocked()
         assert 600_000 <= server.statistics().bytes < 700_000
         with pytest.raises(ErrorResponse, match=r"Limits\.bytes_each"):
             await begin(wire, "again", {"seconds": 10, "text": text})
-        await until(wire, id)
+        await wait_for_status(wire, id)
         await wait_all_tasks_blocked()
         assert server.statistics().bytes == 0
         await begin(wire, "again", {"seconds": 1, "text": text})
 
 
 @NEWER
-async def test_tasks_are_recovered_as_there_is_room(revision: str, autojump_clock: MockClock) -> None:
-    works = Works(limits=Limits(bytes_in_all=1_000_000))
+async def test_tasks_are_recovered_when_the_byte_limit_has_room(revision: str, autojump_clock: MockClock) -> None:
+    servers = Servers(limits=Limits(bytes_in_all=1_000_000))
     text = "x" * 400_000
-    async with speaking(revision, works.server()) as wire:
+    async with raw_client(revision, servers.server()) as wire:
         ids = [await begin(wire, "again", {"seconds": 50, "text": text}) for _ in range(2)]
         await wire.close()
-    works.options = {"limits": Limits(bytes_in_all=600_000)}
-    server = works.server()
-    async with speaking(revision, server) as wire:
+    servers.options = {"limits": Limits(bytes_in_all=600_000)}
+    server = servers.server()
+    async with raw_client(revision, server) as wire:
         await trio.sleep(20)
-        assert works.runs.count("again") == 3
+        assert servers.runs.count("again") == 3
         assert server.statistics().bytes < 600_000
         for id in ids:
-            assert (await until(wire, id))["status"] == "completed"
-    assert works.runs.count("again") == 4
+            assert (await wait_for_status(wire, id))["status"] == "completed"
+    assert servers.runs.count("again") == 4
 
 
 # Real processes
@@ -316,7 +317,7 @@ PROGRAM = """
     from trio_mcp import Server
     from trio_mcp.stores import SQLiteStore
 
-    server = Server("mortal", store=SQLiteStore(sys.argv[1]))
+    server = Server("killable", store=SQLiteStore(sys.argv[1]))
 
     @server.tool(task="required", replay=True)
     async def again(seconds: float) -> str:
@@ -334,9 +335,9 @@ PROGRAM = """
 
 
 @asynccontextmanager
-async def serving(folder: Path, shutdown_timeout: float) -> AsyncIterator[tuple[trio.Process, RawClient]]:
-    """A process, and a client of it.  It has ended when the block ends."""
-    program = folder / "mortal.py"
+async def running_process(folder: Path, shutdown_timeout: float) -> AsyncIterator[tuple[trio.Process, RawClient]]:
+    """A server process and its client.  The process has ended at the end of the block."""
+    program = folder / "killable.py"
     program.write_text(textwrap.dedent(PROGRAM), encoding="utf-8")
     process = await trio.lowlevel.open_process(
         [sys.executable, str(program), str(folder / "tasks.db"), str(shutdown_timeout)],
@@ -345,7 +346,7 @@ async def serving(folder: Path, shutdown_timeout: float) -> AsyncIterator[tuple[
     assert process.stdin is not None
     assert process.stdout is not None
     try:
-        async with speaking_on(trio.StapledStream(process.stdin, process.stdout), CORE, check=False) as wire:
+        async with client_on(trio.StapledStream(process.stdin, process.stdout), CORE, check=False) as wire:
             yield process, wire
         await process.wait()
     finally:
@@ -355,16 +356,16 @@ async def serving(folder: Path, shutdown_timeout: float) -> AsyncIterator[tuple[
 @pytest.mark.full
 async def test_sigterm_lets_tasks_finish_or_gives_them_back(tmp_path: Path) -> None:
     with trio.fail_after(60):
-        async with serving(tmp_path, 2) as (process, wire):
+        async with running_process(tmp_path, 2) as (process, wire):
             short, long = await begin(wire, "once", {"seconds": 1}), await begin(wire, "once", {"seconds": 60})
             again = await begin(wire, "again", {"seconds": 3})
             process.send_signal(signal.SIGTERM)
         assert process.returncode == 143
-        async with serving(tmp_path, 0) as (process, wire):
-            assert (await until(wire, short))["status"] == "completed"
-            assert LOST in (await until(wire, long))["statusMessage"]
+        async with running_process(tmp_path, 0) as (process, wire):
+            assert (await wait_for_status(wire, short))["status"] == "completed"
+            assert LOST in (await wait_for_status(wire, long))["statusMessage"]
             assert (await wire.call("tasks/get", {"taskId": again}))["status"] == "working"
-            assert (await until(wire, again))["status"] == "completed"
+            assert (await wait_for_status(wire, again))["status"] == "completed"
         assert process.returncode == 0
         assert process.stderr is not None
         assert await process.stderr.receive_some() == b"run\n"

@@ -22,14 +22,14 @@ from trio_mcp import Limits, RequestError, Server
 from trio_mcp.core import CORE_TASKS, EXTENSION_TASKS, Question, Response, TaskRecord, TaskStatus, encode
 from trio_mcp.errors import SessionClosed
 
-# The keeper is an inner part: it has no protocol around it.
+# The keeper is internal.  These tests use it without the protocol.
 from trio_mcp.extensions.tasks import keeper as keepers
 from trio_mcp.extensions.tasks.host import TaskHost  # the same
 from trio_mcp.extensions.tasks.keeper import Keeper  # the same
 from trio_mcp.stores import MemoryStore, Row, SQLiteStore, Store, StoreFailed, StoreFull
-from trio_mcp.stores import rows as clock  # the time of the test
+from trio_mcp.stores import rows as clock
 
-Make: TypeAlias = Callable[[], Store]
+MakeStore: TypeAlias = Callable[[], Store]
 NAME = Question("name", "elicitation/create", {"message": "Who?"})
 SIZE = Question("size", "elicitation/create", {"message": "Size?"})
 ANN = {"action": "accept", "content": {"name": "Ann"}}
@@ -37,7 +37,7 @@ RESULT: dict[str, Any] = {"content": [{"type": "text", "text": "done"}]}
 
 
 @pytest.fixture(params=["memory", "sqlite"])
-def make(request: pytest.FixtureRequest, tmp_path: Path) -> Make:
+def make_store(request: pytest.FixtureRequest, tmp_path: Path) -> MakeStore:
     memory = MemoryStore(max_bytes=1_000_000)
     if request.param == "memory":
         return lambda: memory
@@ -45,20 +45,22 @@ def make(request: pytest.FixtureRequest, tmp_path: Path) -> Make:
 
 
 @asynccontextmanager
-async def kept(make: Make, *, limits: Limits | None = None, **options: Any) -> AsyncIterator[Keeper]:
-    keeper = Keeper(make(), "test", limits or Limits(), **options)
+async def running_keeper(
+    make_store: MakeStore, *, limits: Limits | None = None, **options: Any
+) -> AsyncIterator[Keeper]:
+    keeper = Keeper(make_store(), "test", limits or Limits(), **options)
     async with trio.open_nursery() as nursery:
         nursery.start_soon(keeper.run)
         yield keeper
         nursery.cancel_scope.cancel()
 
 
-def new(id: str = "t-1", **changes: Any) -> TaskRecord:
+def new_record(id: str = "t-1", **changes: Any) -> TaskRecord:
     return attrs.evolve(TaskRecord(id, "ann", clock.wall(), 3_600_000, "tools/call", {"name": "report"}), **changes)
 
 
-async def begun(keeper: Keeper, id: str = "t-1", **changes: Any) -> TaskHost:
-    task = new(id, **changes)
+async def begin(keeper: Keeper, id: str = "t-1", **changes: Any) -> TaskHost:
+    task = new_record(id, **changes)
     await keeper.add(task, "principal ann")
     return TaskHost(keeper, task)
 
@@ -70,22 +72,22 @@ async def until(keeper: Keeper, status: TaskStatus, id: str = "t-1") -> TaskReco
 
 
 async def eventually(check: Callable[[], bool]) -> None:
-    while not check():  # noqa: ASYNC110  # the other process of the test decides when
+    while not check():  # noqa: ASYNC110  # another process changes the state, without an event
         await trio.sleep(0.01)
 
 
-async def test_a_task_is_found_as_soon_as_it_is_added(make: Make) -> None:
-    async with kept(make) as keeper:
-        await begun(keeper)
+async def test_a_task_is_found_as_soon_as_it_is_added(make_store: MakeStore) -> None:
+    async with running_keeper(make_store) as keeper:
+        await begin(keeper)
         got = await keeper.get({"taskId": "t-1"}, "ann", EXTENSION_TASKS)
         assert (got["status"], got["ttlMs"]) == ("working", 3_600_000)
 
 
 @req("task-55", "task-59", "xtask-46", "task-51")
-async def test_only_its_owner_finds_a_task(make: Make) -> None:
-    async with kept(make) as keeper:
-        await begun(keeper)
-        await begun(keeper, "open", owner=None)
+async def test_only_its_owner_finds_a_task(make_store: MakeStore) -> None:
+    async with running_keeper(make_store) as keeper:
+        await begin(keeper)
+        await begin(keeper, "open", owner=None)
         for params, principal in ({"taskId": "t-1"}, "bob"), ({"taskId": "t-1"}, None), ({"taskId": "open"}, "ann"):
             for ask in (
                 partial(keeper.get, params, principal, CORE_TASKS),
@@ -98,20 +100,22 @@ async def test_only_its_owner_finds_a_task(make: Make) -> None:
 
 
 @req("task-36", "xtask-18")
-async def test_the_outcome_of_a_handler_is_stored(make: Make) -> None:
-    async with kept(make) as keeper:
+async def test_the_outcome_of_a_handler_is_stored(make_store: MakeStore) -> None:
+    async with running_keeper(make_store) as keeper:
         for id, outcome in ("a", RESULT), ("b", RequestError(-5, "no", {"x": 1})):
-            await (await begun(keeper, id)).finish(outcome)
+            await (await begin(keeper, id)).finish(outcome)
         done, failed = await until(keeper, TaskStatus.COMPLETED, "a"), await until(keeper, TaskStatus.FAILED, "b")
-        assert done.result == {}  # unless it is asked for
+        assert done.result == {}  # it is read with `whole=True` only
         whole = await keeper.find("a", whole=True)
         assert whole is not None
         assert whole.result == RESULT
         assert failed.error == {"code": -5, "message": "no", "data": {"x": 1}}
 
 
-async def test_a_poll_reads_no_long_part_of_a_task(make: Make, monkeypatch: pytest.MonkeyPatch) -> None:
-    """The first line of a record is enough: a result is passed on as it is stored, and arguments are not needed."""
+async def test_a_poll_reads_neither_the_result_nor_the_arguments(
+    make_store: MakeStore, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A poll parses only the first line of a record: it sends the stored text of a result, and needs no arguments."""
     read: list[int] = []
     from_text = TaskRecord.from_text
 
@@ -120,9 +124,9 @@ async def test_a_poll_reads_no_long_part_of_a_task(make: Make, monkeypatch: pyte
         return from_text(text)
 
     rows = {"structuredContent": {"rows": list(range(5_000))}}
-    async with kept(make) as keeper:
-        await begun(keeper, "running", params={"rows": list(range(5_000))})
-        await (await begun(keeper, "ended")).finish(rows)
+    async with running_keeper(make_store) as keeper:
+        await begin(keeper, "running", params={"rows": list(range(5_000))})
+        await (await begin(keeper, "ended")).finish(rows)
         monkeypatch.setattr(TaskRecord, "from_text", counted)
         for id, form in itertools.product(("running", "ended"), (CORE_TASKS, EXTENSION_TASKS)):
             got = await keeper.get({"taskId": id}, "ann", form, whole=False)
@@ -135,9 +139,9 @@ async def test_a_poll_reads_no_long_part_of_a_task(make: Make, monkeypatch: pyte
         assert max(read) < 1000
 
 
-async def test_a_question_waits_for_its_answers(make: Make) -> None:
-    async with kept(make) as keeper, trio.open_nursery() as nursery:
-        host = await begun(keeper)
+async def test_a_question_waits_for_its_answers(make_store: MakeStore) -> None:
+    async with running_keeper(make_store) as keeper, trio.open_nursery() as nursery:
+        host = await begin(keeper)
         answers: dict[str, Any] = {}
 
         async def ask() -> None:
@@ -155,9 +159,13 @@ async def test_a_question_waits_for_its_answers(make: Make) -> None:
         assert answers == {"name": ANN, "size": ANN}
 
 
-async def test_another_process_answers_and_cancels(make: Make) -> None:
-    async with kept(make) as keeper, kept(make) as other, trio.open_nursery() as nursery:
-        host = await begun(keeper)
+async def test_another_process_answers_and_cancels(make_store: MakeStore) -> None:
+    async with (
+        running_keeper(make_store) as keeper,
+        running_keeper(make_store) as other,
+        trio.open_nursery() as nursery,
+    ):
+        host = await begin(keeper)
         heard: list[str] = []
 
         async def work() -> None:
@@ -183,17 +191,17 @@ async def test_another_process_answers_and_cancels(make: Make) -> None:
 
 
 @req("task-44", "xtask-29")
-async def test_a_task_that_has_ended_is_not_cancelled(make: Make) -> None:
-    async with kept(make) as keeper:
-        await (await begun(keeper)).finish(RESULT)
+async def test_a_task_that_has_ended_is_not_cancelled(make_store: MakeStore) -> None:
+    async with running_keeper(make_store) as keeper:
+        await (await begin(keeper)).finish(RESULT)
         assert await keeper.cancel({"taskId": "t-1"}, "ann", EXTENSION_TASKS) == {}
         with pytest.raises(RequestError, match="is completed and cannot be cancelled"):
             await keeper.cancel({"taskId": "t-1"}, "ann", CORE_TASKS)
 
 
-async def test_a_question_that_is_given_up_is_closed(make: Make) -> None:
-    async with kept(make) as keeper:
-        host = await begun(keeper)
+async def test_a_cancelled_question_is_closed_with_the_next_message(make_store: MakeStore) -> None:
+    async with running_keeper(make_store) as keeper:
+        host = await begin(keeper)
         async with trio.open_nursery() as nursery:
             nursery.start_soon(host.ask, [NAME])
             await until(keeper, TaskStatus.INPUT_REQUIRED)
@@ -207,9 +215,9 @@ async def test_a_question_that_is_given_up_is_closed(make: Make) -> None:
         assert (task.status, task.questions) == (TaskStatus.WORKING, ())
 
 
-async def test_a_question_that_the_client_refuses_raises(make: Make) -> None:
-    async with kept(make) as keeper, trio.open_nursery() as nursery:
-        host = await begun(keeper)
+async def test_a_question_that_the_client_refuses_raises(make_store: MakeStore) -> None:
+    async with running_keeper(make_store) as keeper, trio.open_nursery() as nursery:
+        host = await begin(keeper)
 
         async def ask() -> None:
             with pytest.raises(SessionClosed, match="the question has no answer"):
@@ -220,11 +228,11 @@ async def test_a_question_that_the_client_refuses_raises(make: Make) -> None:
         await keeper.step("t-1", lambda task: task.withdraw(["name"], 0))
 
 
-async def test_a_question_shows_the_newest_message(make: Make) -> None:
-    async with kept(make) as keeper, trio.open_nursery() as nursery:
-        host = await begun(keeper)
+async def test_a_question_shows_the_newest_message(make_store: MakeStore) -> None:
+    async with running_keeper(make_store) as keeper, trio.open_nursery() as nursery:
+        host = await begin(keeper)
         await host.progress(1, 2, "page 1")
-        await host.progress(2, 2, "page 2")  # too soon to be stored by itself
+        await host.progress(2, 2, "page 2")  # too soon after the last one: it is stored with the question
         nursery.start_soon(host.ask, [NAME])
         await until(keeper, TaskStatus.INPUT_REQUIRED)
         state = await keeper.get({"taskId": "t-1"}, "ann", EXTENSION_TASKS)
@@ -232,9 +240,11 @@ async def test_a_question_shows_the_newest_message(make: Make) -> None:
         nursery.cancel_scope.cancel()
 
 
-async def test_messages_are_stored(make: Make, inline: None, autojump_clock: MockClock) -> None:
-    async with kept(make) as keeper:
-        host = await begun(keeper)
+async def test_messages_are_stored(
+    make_store: MakeStore, sqlite_in_event_loop: None, autojump_clock: MockClock
+) -> None:
+    async with running_keeper(make_store) as keeper:
+        host = await begin(keeper)
 
         async def shown() -> Any:
             return (await keeper.get({"taskId": "t-1"}, "ann", EXTENSION_TASKS)).get("statusMessage")
@@ -246,7 +256,7 @@ async def test_messages_are_stored(make: Make, inline: None, autojump_clock: Moc
         await host.progress(2, 2, "page 2" * 1000)
         assert await shown() == ("page 2" * 1000)[:1024]
         await host.progress(3, 2, "page 3")
-        assert str(await shown()).startswith("page 2")  # not each of a hundred reports in a second is stored
+        assert str(await shown()).startswith("page 2")  # frequent reports are not all stored
         await trio.sleep(1)
         await host.progress(4, 2, "page 4")
         assert await shown() == "page 4"
@@ -256,46 +266,48 @@ async def test_messages_are_stored(make: Make, inline: None, autojump_clock: Moc
 
 
 @req("task-62")
-async def test_tasks_are_bounded(make: Make) -> None:
-    async with kept(make, limits=Limits(tasks_each=1, tasks=2)) as keeper:
-        await keeper.add(new("a"), "principal ann")
+async def test_tasks_are_bounded(make_store: MakeStore) -> None:
+    async with running_keeper(make_store, limits=Limits(tasks_each=1, tasks=2)) as keeper:
+        await keeper.add(new_record("a"), "principal ann")
         with pytest.raises(RequestError, match=r"no room for more tasks \(Limits.tasks_each\)"):
-            await keeper.add(new("b"), "principal ann")
-        await keeper.add(new("c"), None)
+            await keeper.add(new_record("b"), "principal ann")
+        await keeper.add(new_record("c"), None)
         with pytest.raises(RequestError, match=r"\(Limits.tasks\)"):
-            await keeper.add(new("d"), None)
+            await keeper.add(new_record("d"), None)
         await keeper.drop("c")
-        await keeper.add(new("d"), None)
+        await keeper.add(new_record("d"), None)
 
 
-async def test_what_is_too_large_fails_the_task(make: Make) -> None:
-    async with kept(make, limits=Limits(task_bytes=1000)) as keeper:
-        await (await begun(keeper)).finish({"content": ["x" * 2000]})
+async def test_data_above_the_byte_limit_is_refused(make_store: MakeStore) -> None:
+    async with running_keeper(make_store, limits=Limits(task_bytes=1000)) as keeper:
+        await (await begin(keeper)).finish({"content": ["x" * 2000]})
         task = await until(keeper, TaskStatus.FAILED)
         assert task.error is not None
         assert "Limits.task_bytes" in task.error["message"]
         with pytest.raises(RequestError, match=r"Limits.task_bytes"):
-            await keeper.add(new("b", params={"x": "y" * 1000}), None)
-        host = await begun(keeper, "c")
+            await keeper.add(new_record("b", params={"x": "y" * 1000}), None)
+        host = await begin(keeper, "c")
         with pytest.raises(RequestError, match=r"Limits.task_bytes"):
             await host.ask([attrs.evolve(NAME, params={"x": "y" * 1000})])
 
 
-async def test_a_full_store_fails_the_task_and_refuses_the_next(make: Make) -> None:
-    async with kept(make) as keeper:
-        await (await begun(keeper)).finish({"content": ["x" * 1_200_000]})
+async def test_a_full_store_fails_the_task_and_refuses_the_next(make_store: MakeStore) -> None:
+    async with running_keeper(make_store) as keeper:
+        await (await begin(keeper)).finish({"content": ["x" * 1_200_000]})
         task = await until(keeper, TaskStatus.FAILED)
         assert task.error is not None
         assert "the store has no room" in task.error["message"]
-        await keeper.add(new("b", params={"x": "y" * 950_000}), None)
+        await keeper.add(new_record("b", params={"x": "y" * 950_000}), None)
         with pytest.raises(RequestError, match="max_bytes of the store"):
-            await keeper.add(new("c", params={"x": "y" * 100_000}), None)
+            await keeper.add(new_record("c", params={"x": "y" * 100_000}), None)
 
 
 @req("task-31", "task-62", "xtask-41")
-async def test_a_task_expires_while_it_runs(make: Make, inline: None, autojump_clock: MockClock) -> None:
-    async with kept(make) as keeper, trio.open_nursery() as nursery:
-        host, stopped = await begun(keeper, ttl=5_000), trio.Event()
+async def test_a_task_expires_while_it_runs(
+    make_store: MakeStore, sqlite_in_event_loop: None, autojump_clock: MockClock
+) -> None:
+    async with running_keeper(make_store) as keeper, trio.open_nursery() as nursery:
+        host, stopped = await begin(keeper, ttl=5_000), trio.Event()
 
         async def work() -> None:
             with trio.CancelScope() as scope:
@@ -320,11 +332,11 @@ async def test_a_task_expires_while_it_runs(make: Make, inline: None, autojump_c
 
 
 @req("task-40", "task-41", "task-43", "task-60")
-async def test_tasks_are_listed_in_pages(make: Make) -> None:
-    async with kept(make) as keeper:
+async def test_tasks_are_listed_in_pages(make_store: MakeStore) -> None:
+    async with running_keeper(make_store) as keeper:
         for number in range(120):
             owner = "ann" if number % 2 == 0 else "bob"
-            await keeper.add(new(f"t-{number:03}", owner=owner, created=float(number), ttl=None), "shared")
+            await keeper.add(new_record(f"t-{number:03}", owner=owner, created=float(number), ttl=None), "shared")
         found: list[str] = []
         params: dict[str, Any] = {}
         pages = 0
@@ -344,23 +356,23 @@ async def test_tasks_are_listed_in_pages(make: Make) -> None:
 # The end of a process
 
 
-async def test_tasks_of_a_process_that_ends_are_taken_over_at_once(make: Make) -> None:
+async def test_tasks_of_a_process_that_ends_are_taken_over_at_once(make_store: MakeStore) -> None:
     recovered: list[str] = []
 
     def recover(task: TaskRecord) -> bool:
         recovered.append(task.id)
         return True
 
-    async with kept(make) as first:
-        await begun(first, "a")
-        (await begun(first, "b")).recoverable = False
-        await (await begun(first, "c")).finish(RESULT)
-    async with kept(make, recover=recover) as second:
+    async with running_keeper(make_store) as first:
+        await begin(first, "a")
+        (await begin(first, "b")).recoverable = False
+        await (await begin(first, "c")).finish(RESULT)
+    async with running_keeper(make_store, recover=recover) as second:
         lost = await until(second, TaskStatus.FAILED, "b")
         assert lost.error is not None
         assert "the server stopped while this task ran" in lost.error["message"]
         await eventually(lambda: bool(recovered))
-        assert recovered == ["a"]  # the first process has failed the other itself
+        assert recovered == ["a"]  # the first process itself has failed task b
         again, done = await second.find("a"), await second.find("c", whole=True)
         assert again is not None
         assert done is not None
@@ -369,9 +381,9 @@ async def test_tasks_of_a_process_that_ends_are_taken_over_at_once(make: Make) -
 
 @pytest.mark.parametrize("runs", [True, False, None])
 async def test_tasks_of_a_process_that_has_died_are_recovered(
-    runs: bool | None, make: Make, inline: None, autojump_clock: MockClock
+    runs: bool | None, make_store: MakeStore, sqlite_in_event_loop: None, autojump_clock: MockClock
 ) -> None:
-    first, recovered = Keeper(make(), "test", Limits()), list[str]()
+    first, recovered = Keeper(make_store(), "test", Limits()), list[str]()
 
     def recover(task: TaskRecord) -> bool | None:
         recovered.append(task.id)
@@ -379,13 +391,13 @@ async def test_tasks_of_a_process_that_has_died_are_recovered(
 
     async with first._store:
         first._ready.set()
-        await begun(first)
-        async with kept(make, recover=recover) as second:
+        await begin(first)
+        async with running_keeper(make_store, recover=recover) as second:
             await trio.sleep(keepers.LEASE - 1)
             task = await second.find("t-1")
             assert task is not None
             assert task.status is (TaskStatus.FAILED if runs is False else TaskStatus.WORKING)
-            # Without room the task is given back, and tried again from time to time.
+            # Without room the task is given back, and the recovery is tried again.
             assert len(recovered) == (3 if runs is None else 1)
             row = await first._store.get("task test", "t-1")
             assert row is not None
@@ -394,13 +406,13 @@ async def test_tasks_of_a_process_that_has_died_are_recovered(
 
 @pytest.mark.parametrize("leaving", [True, False])
 async def test_a_process_that_is_about_to_end_takes_over_no_tasks(
-    leaving: bool, make: Make, inline: None, autojump_clock: MockClock
+    leaving: bool, make_store: MakeStore, sqlite_in_event_loop: None, autojump_clock: MockClock
 ) -> None:
-    first = Keeper(make(), "test", Limits())
+    first = Keeper(make_store(), "test", Limits())
     async with first._store:
         first._ready.set()
-        await begun(first)
-        second = Keeper(make(), "test", Limits())
+        await begin(first)
+        second = Keeper(make_store(), "test", Limits())
         second.leaving = lambda: leaving
         async with trio.open_nursery() as nursery:
             nursery.start_soon(second.run)
@@ -411,10 +423,10 @@ async def test_a_process_that_is_about_to_end_takes_over_no_tasks(
             nursery.cancel_scope.cancel()
 
 
-async def test_a_task_that_fails_at_its_limit_of_bytes_says_so(make: Make) -> None:
-    async with kept(make, limits=Limits(task_bytes=2000)) as keeper:
-        task = new("t-1")
-        host = await begun(keeper, terms={"name": "x" * (1975 - len(task.text().encode()))})
+async def test_a_task_that_fails_at_its_limit_of_bytes_says_so(make_store: MakeStore) -> None:
+    async with running_keeper(make_store, limits=Limits(task_bytes=2000)) as keeper:
+        task = new_record("t-1")
+        host = await begin(keeper, terms={"name": "x" * (1975 - len(task.text().encode()))})
         await host.finish({"content": [{"type": "text", "text": "x" * 200}]})
         failed = await until(keeper, TaskStatus.FAILED)
         assert "Limits.task_bytes" in str(failed.message)
@@ -422,19 +434,19 @@ async def test_a_task_that_fails_at_its_limit_of_bytes_says_so(make: Make) -> No
 
 @pytest.mark.parametrize("runs", [True, False])
 async def test_a_task_that_was_stored_under_larger_limits_ends(
-    runs: bool, make: Make, inline: None, autojump_clock: MockClock
+    runs: bool, make_store: MakeStore, sqlite_in_event_loop: None, autojump_clock: MockClock
 ) -> None:
-    first = Keeper(make(), "test", Limits())
+    first = Keeper(make_store(), "test", Limits())
     async with first._store:
         first._ready.set()
-        await first.add(new(terms={"name": "x" * 50_000}), None)
+        await first.add(new_record(terms={"name": "x" * 50_000}), None)
         hosts: list[TaskHost] = []
 
         def recover(task: TaskRecord) -> bool:
             hosts.extend([TaskHost(second, task)] if runs else [])
             return runs
 
-        second = Keeper(make(), "test", Limits(task_bytes=1000), recover)
+        second = Keeper(make_store(), "test", Limits(task_bytes=1000), recover)
         async with trio.open_nursery() as nursery:
             nursery.start_soon(second.run)
             await trio.sleep(1)
@@ -445,15 +457,15 @@ async def test_a_task_that_was_stored_under_larger_limits_ends(
             nursery.cancel_scope.cancel()
 
 
-async def test_a_task_at_its_limit_of_bytes_can_be_cancelled(make: Make) -> None:
-    async with kept(make, limits=Limits(task_bytes=2000)) as keeper:
-        await begun(keeper, terms={"name": "x" * (1975 - len(new("t-1").text().encode()))})
+async def test_a_task_at_its_limit_of_bytes_can_be_cancelled(make_store: MakeStore) -> None:
+    async with running_keeper(make_store, limits=Limits(task_bytes=2000)) as keeper:
+        await begin(keeper, terms={"name": "x" * (1975 - len(new_record("t-1").text().encode()))})
         await keeper.cancel({"taskId": "t-1"}, "ann", CORE_TASKS)
         await until(keeper, TaskStatus.CANCELLED)
 
 
-async def test_an_outcome_that_is_refused_again_waits(
-    make: Make, inline: None, autojump_clock: MockClock, monkeypatch: pytest.MonkeyPatch
+async def test_an_outcome_is_retried_while_the_store_is_full(
+    make_store: MakeStore, sqlite_in_event_loop: None, autojump_clock: MockClock, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     tried: list[float] = []
 
@@ -462,37 +474,37 @@ async def test_an_outcome_that_is_refused_again_waits(
         tried.append(trio.current_time())
         raise StoreFull("max_bytes")
 
-    async with kept(make) as keeper, trio.open_nursery() as nursery:
-        host = await begun(keeper)
+    async with running_keeper(make_store) as keeper, trio.open_nursery() as nursery:
+        host = await begin(keeper)
         with monkeypatch.context() as patch:
             patch.setattr(type(keeper._store), "replace", full)
             nursery.start_soon(host.finish, RESULT)
             await trio.sleep(2.5)
-        assert len(tried) == 4  # at once, as a failure, and each second
+        assert len(tried) == 4  # at once, then as a failure, then each second
         await until(keeper, TaskStatus.FAILED)
 
 
-async def test_an_outcome_that_is_nested_too_deep_fails_the_task(make: Make) -> None:
+async def test_an_outcome_that_is_nested_too_deep_fails_the_task(make_store: MakeStore) -> None:
     deep: dict[str, Any] = {}
     for _ in range(100_000):
         deep = {"a": deep}
-    async with kept(make) as keeper:
-        await (await begun(keeper)).finish(RequestError(-5, "no", deep))
+    async with running_keeper(make_store) as keeper:
+        await (await begin(keeper)).finish(RequestError(-5, "no", deep))
         failed = await until(keeper, TaskStatus.FAILED)
         assert "log" in str(failed.message)
 
 
 async def test_tasks_of_another_version_are_left_alone(
-    make: Make, inline: None, autojump_clock: MockClock, caplog: pytest.LogCaptureFixture
+    make_store: MakeStore, sqlite_in_event_loop: None, autojump_clock: MockClock, caplog: pytest.LogCaptureFixture
 ) -> None:
-    first, later = Keeper(make(), "test", Limits()), b'{"layout":99}'
+    first, later = Keeper(make_store(), "test", Limits()), b'{"layout":99}'
     async with first._store:
         first._ready.set()
-        await begun(first)
+        await begin(first)
         await first._store.add(Row("task test", "later", later, "principal ann", 1.0, holder="gone"))
-        async with kept(make) as second:
+        async with running_keeper(make_store) as second:
             await until(second, TaskStatus.FAILED)
-            mine = await begun(second, "mine")
+            mine = await begin(second, "mine")
             mine.recoverable = False
             row = await second._store.get("task test", "mine")
             assert row is not None
@@ -508,14 +520,14 @@ async def test_tasks_of_another_version_are_left_alone(
 
 
 async def test_after_a_sleep_of_the_machine_no_task_is_taken_over(
-    make: Make, inline: None, autojump_clock: MockClock, monkeypatch: pytest.MonkeyPatch
+    make_store: MakeStore, sqlite_in_event_loop: None, autojump_clock: MockClock, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """The wall clock has run on, and the clock of timers has not."""
-    async with kept(make) as first:
-        hosts = [await begun(first, "a")]
-        await trio.sleep(keepers.LEASE / 6)  # the first one looks for other processes before the second has a lease
-        async with kept(make) as second:
-            hosts.append(await begun(second, "b"))
+    """After the sleep the wall clock has advanced, and the clock of timers has not."""
+    async with running_keeper(make_store) as first:
+        hosts = [await begin(first, "a")]
+        await trio.sleep(keepers.LEASE / 6)  # the first keeper looks for dead processes before the second has a lease
+        async with running_keeper(make_store) as second:
+            hosts.append(await begin(second, "b"))
             await trio.sleep(keepers.LEASE)
             monkeypatch.setattr(clock, "wall", lambda: 1e9 + 1000 + trio.current_time())
             await trio.sleep(3 * keepers.LEASE)
@@ -523,17 +535,17 @@ async def test_after_a_sleep_of_the_machine_no_task_is_taken_over(
 
 
 async def test_tasks_are_taken_over_when_the_wall_clock_is_set_back(
-    make: Make, inline: None, autojump_clock: MockClock, monkeypatch: pytest.MonkeyPatch
+    make_store: MakeStore, sqlite_in_event_loop: None, autojump_clock: MockClock, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    first = Keeper(make(), "test", Limits())
-    async with first._store, kept(make, recover=lambda task: True) as second:
+    first = Keeper(make_store(), "test", Limits())
+    async with first._store, running_keeper(make_store, recover=lambda task: True) as second:
         first._ready.set()
         await trio.sleep(keepers.LEASE)
         with monkeypatch.context() as patch:
             patch.setattr(clock, "wall", lambda: 1e9 + 10_000 + trio.current_time())
             await trio.sleep(2 * keepers.LEASE)
         await trio.sleep(1)
-        await begun(first)
+        await begin(first)
         await trio.sleep(3 * keepers.LEASE)
         row = await first._store.get("task test", "t-1")
         assert row is not None
@@ -541,10 +553,10 @@ async def test_tasks_are_taken_over_when_the_wall_clock_is_set_back(
 
 
 async def test_messages_are_shown_when_the_wall_clock_is_set_back(
-    make: Make, inline: None, autojump_clock: MockClock, monkeypatch: pytest.MonkeyPatch
+    make_store: MakeStore, sqlite_in_event_loop: None, autojump_clock: MockClock, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    async with kept(make) as keeper:
-        host = await begun(keeper)
+    async with running_keeper(make_store) as keeper:
+        host = await begin(keeper)
         await host.progress(1, None, "one")
         monkeypatch.setattr(clock, "wall", lambda: 1e9 - 1000 + trio.current_time())
         await trio.sleep(2)
@@ -554,14 +566,16 @@ async def test_messages_are_shown_when_the_wall_clock_is_set_back(
         assert task.message == "two"
 
 
-async def test_a_process_that_wakes_up_late_writes_nothing(make: Make, inline: None, autojump_clock: MockClock) -> None:
-    async with kept(make, recover=lambda task: True) as second:
-        first = Keeper(make(), "test", Limits())
+async def test_a_process_that_wakes_up_late_writes_nothing(
+    make_store: MakeStore, sqlite_in_event_loop: None, autojump_clock: MockClock
+) -> None:
+    async with running_keeper(make_store, recover=lambda task: True) as second:
+        first = Keeper(make_store(), "test", Limits())
         async with first._store:
             await first._store.lease(first._holder, clock.wall() + keepers.LEASE)
             first._ready.set()
-            host = await begun(first)
-            # It does not renew its lease.
+            host = await begin(first)
+            # The first keeper does not renew its lease.
             await second.watch("t-1", lambda task: task.updated > task.created)
             await host.finish(RESULT)
             assert await host._keeper.step("t-1", lambda task: task.cancel(0), ours=True) is None
@@ -570,9 +584,11 @@ async def test_a_process_that_wakes_up_late_writes_nothing(make: Make, inline: N
         assert task.status is TaskStatus.WORKING
 
 
-async def test_a_live_process_keeps_its_tasks(make: Make, inline: None, autojump_clock: MockClock) -> None:
-    async with kept(make) as first, kept(make) as second:
-        await begun(first)
+async def test_a_live_process_keeps_its_tasks(
+    make_store: MakeStore, sqlite_in_event_loop: None, autojump_clock: MockClock
+) -> None:
+    async with running_keeper(make_store) as first, running_keeper(make_store) as second:
+        await begin(first)
         await trio.sleep(10 * keepers.LEASE)
         task = await second.find("t-1")
         assert task is not None
@@ -580,18 +596,18 @@ async def test_a_live_process_keeps_its_tasks(make: Make, inline: None, autojump
 
 
 async def test_a_store_that_fails_is_tried_again(
-    make: Make,
-    inline: None,
+    make_store: MakeStore,
+    sqlite_in_event_loop: None,
     autojump_clock: MockClock,
     monkeypatch: pytest.MonkeyPatch,
     caplog: pytest.LogCaptureFixture,
 ) -> None:
-    async with kept(make) as keeper:
-        host = await begun(keeper)
+    async with running_keeper(make_store) as keeper:
+        host = await begin(keeper)
         store = keeper._store
         with monkeypatch.context() as patch:
             for name in ("get", "lease", "changes"):
-                patch.setattr(type(store), name, broken)
+                patch.setattr(type(store), name, fail)
             async with trio.open_nursery() as nursery:
                 nursery.start_soon(host.finish, RESULT)
                 await trio.sleep(2.5)
@@ -606,7 +622,7 @@ async def test_a_store_that_fails_is_tried_again(
 async def test_a_fault_of_a_store_ends_the_server_with_this_error(
     method: str, autojump_clock: MockClock, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """A store whose methods raise other errors than `StoreFailed`."""
+    """The fault is an error other than `StoreFailed`."""
     fault, server = OSError("a store of the program"), Server("tasks")
     server.tool(name="report", task="required")(lambda: "done")
 
@@ -622,53 +638,59 @@ async def test_a_fault_of_a_store_ends_the_server_with_this_error(
     assert "the extension io.modelcontextprotocol/tasks has raised this" in "".join(fault.__notes__)
 
 
-async def test_a_task_is_stopped_when_its_ttl_has_passed_while_the_store_is_away(
-    make: Make, away: Callable[[], AbstractContextManager[None]], autojump_clock: MockClock
+async def test_a_task_is_stopped_at_its_ttl_during_an_outage_of_the_store(
+    make_store: MakeStore, outage: Callable[[], AbstractContextManager[None]], autojump_clock: MockClock
 ) -> None:
     stopped: list[str] = []
-    async with kept(make) as keeper:
-        host = await begun(keeper, ttl=5000)
+    async with running_keeper(make_store) as keeper:
+        host = await begin(keeper, ttl=5000)
         host.cancel = stopped.append
-        with away():
+        with outage():
             await trio.sleep(keepers.LEASE)
             assert stopped == ["the ttl of the task has passed"]
 
 
 @pytest.fixture
-def away(make: Make, inline: None, monkeypatch: pytest.MonkeyPatch) -> Callable[[], AbstractContextManager[None]]:
-    """A block in which no method of the stores works."""
+def outage(
+    make_store: MakeStore, sqlite_in_event_loop: None, monkeypatch: pytest.MonkeyPatch
+) -> Callable[[], AbstractContextManager[None]]:
+    """A block in which all methods of the stores fail."""
 
     @contextmanager
     def block() -> Iterator[None]:
         with monkeypatch.context() as patch:
             for name in ("add", "get", "replace", "delete", "list", "sweep", "lease", "claim", "changes"):
-                patch.setattr(type(make()), name, broken)
+                patch.setattr(type(make_store()), name, fail)
             yield
 
     return block
 
 
-async def test_handlers_go_on_when_the_store_is_back(
-    make: Make, away: Callable[[], AbstractContextManager[None]], autojump_clock: MockClock
+async def test_handlers_continue_after_an_outage_of_the_store(
+    make_store: MakeStore, outage: Callable[[], AbstractContextManager[None]], autojump_clock: MockClock
 ) -> None:
     answers: dict[str, Any] = {}
-    async with kept(make) as keeper, kept(make) as other, trio.open_nursery() as nursery:
-        ended, asking = await begun(keeper, "ended"), await begun(keeper, "asking")
+    async with (
+        running_keeper(make_store) as keeper,
+        running_keeper(make_store) as other,
+        trio.open_nursery() as nursery,
+    ):
+        ended, asking = await begin(keeper, "ended"), await begin(keeper, "asking")
 
         async def ask() -> None:
             answers.update(await asking.ask([NAME]))
 
-        with away():
+        with outage():
             nursery.start_soon(ended.finish, RESULT)
             await asking.note("not stored")
             nursery.start_soon(ask)
-            await trio.sleep(3 * keepers.LEASE)  # all leases are old
+            await trio.sleep(3 * keepers.LEASE)  # all leases have expired
         await until(keeper, TaskStatus.COMPLETED, "ended")
         task = await until(other, TaskStatus.INPUT_REQUIRED, "asking")
         assert task.message != "not stored"
         await trio.sleep(3 * keepers.LEASE)
         assert not asking.over  # no other process has taken it over
-        with away():
+        with outage():
             await trio.sleep(2)
         await other.update({"taskId": "asking", "inputResponses": {"name": ANN}}, "ann")
         await trio.sleep(keepers.LEASE)
@@ -677,11 +699,15 @@ async def test_handlers_go_on_when_the_store_is_back(
 
 @pytest.mark.parametrize("fault", ["claim", "get"])
 async def test_a_task_is_recovered_when_the_answer_to_its_claim_was_lost(
-    fault: str, make: Make, autojump_clock: MockClock, inline: None, monkeypatch: pytest.MonkeyPatch
+    fault: str,
+    make_store: MakeStore,
+    autojump_clock: MockClock,
+    sqlite_in_event_loop: None,
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    """The store has given the tasks to this process, which hears of them only later."""
+    """The store has recorded the claim of this process, but the process gets the tasks only later."""
     recovered: list[str] = []
-    store = type(make())
+    store = type(make_store())
 
     async def lost(self: Any, *args: Any, **how: Any) -> Any:
         if not claimed:
@@ -693,7 +719,7 @@ async def test_a_task_is_recovered_when_the_answer_to_its_claim_was_lost(
         rows = await claim(self, *args, **how)
         if rows and not claimed:
             claimed.append(rows)
-            patch.setattr(store, "get", broken)
+            patch.setattr(store, "get", fail)
         return rows
 
     def recover(task: TaskRecord) -> bool:
@@ -702,57 +728,57 @@ async def test_a_task_is_recovered_when_the_answer_to_its_claim_was_lost(
         return True
 
     claim, claimed = store.claim, list[Any]()
-    async with kept(make) as gone:
+    async with running_keeper(make_store) as gone:
         for id in ("a", "b"):
-            await begun(gone, id)
-    async with kept(make, recover=recover) as keeper:
+            await begin(gone, id)
+    async with running_keeper(make_store, recover=recover) as keeper:
         with monkeypatch.context() as patch:
             patch.setattr(store, "claim", lost if fault == "claim" else lose_next)
             for _ in range(20):
                 await trio.sleep(keepers.LEASE / 10)
                 if claimed and fault == "get":
                     break
-        await begun(keeper, "own")
+        await begin(keeper, "own")
         await trio.sleep(3 * keepers.LEASE)
         assert sorted(recovered) == ["a", "b"]
 
 
-async def test_many_tasks_are_known_at_once(monkeypatch: pytest.MonkeyPatch) -> None:
-    """The store looks for each of them among all."""
-    looked, claim = list[Any](), MemoryStore.claim
+async def test_a_claim_gets_the_known_tasks_as_a_set(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The store looks up each of its tasks in them, so the lookup must be fast."""
+    claimed_with, claim = list[Any](), MemoryStore.claim
 
     async def look(self: Any, *args: Any, known: Any = None, **how: Any) -> Any:
-        looked.append(known)
+        claimed_with.append(known)
         return await claim(self, *args, known=known, **how)
 
     monkeypatch.setattr(MemoryStore, "claim", look)
-    async with kept(MemoryStore) as keeper:
-        await begun(keeper, "a")
+    async with running_keeper(MemoryStore) as keeper:
+        await begin(keeper, "a")
         await wait_all_tasks_blocked()
-        await keeper.drop("b")  # perhaps it was not deleted
+        await keeper.drop("b")  # the store may still have it
         assert await keeper._keep_up()
-        assert looked[-1] == {"a"}
+        assert claimed_with[-1] == {"a"}
 
 
 async def test_outcomes_that_wait_for_the_store_are_charged_to_their_clients(
-    make: Make, away: Callable[[], AbstractContextManager[None]], autojump_clock: MockClock
+    make_store: MakeStore, outage: Callable[[], AbstractContextManager[None]], autojump_clock: MockClock
 ) -> None:
-    """An outcome that finds no room becomes a failure, and its memory is free at once."""
+    """An outcome above the limit becomes a failure, and its memory is freed at once."""
 
     class Long(dict[str, Any]):
-        """An object that can be referenced weakly."""
+        """A dict that supports weak references."""
 
-    living: list[weakref.ref[Long]] = []
+    alive: list[weakref.ref[Long]] = []
 
     def long() -> Long:
         result = Long(content=[{"type": "text", "text": "x" * 10_000}])
-        living.append(weakref.ref(result))
+        alive.append(weakref.ref(result))
         return result
 
     limits = Limits(bytes_in_all=100_000)
-    async with kept(make, limits=limits) as keeper, trio.open_nursery() as nursery:
-        hosts = [await begun(keeper, f"t-{number}") for number in range(20)]
-        with away():
+    async with running_keeper(make_store, limits=limits) as keeper, trio.open_nursery() as nursery:
+        hosts = [await begin(keeper, f"t-{number}") for number in range(20)]
+        with outage():
             for number, host in enumerate(hosts):
                 host.holder = "principal ann" if number < 15 else "principal bob"
                 nursery.start_soon(host.finish, long() if number % 2 else RequestError(-1, "no", long()))
@@ -761,70 +787,70 @@ async def test_outcomes_that_wait_for_the_store_are_charged_to_their_clients(
             assert 10_000 < held.of("principal bob") <= held.of("principal ann") <= 75_000  # three quarters at most
             assert held.held <= 100_000
             gc.collect()
-            assert sum(each() is not None for each in living) == held.held // 10_000
+            assert sum(each() is not None for each in alive) == held.held // 10_000
         await trio.sleep(5)
         assert held.held == 0
         assert not keeper._hosts
 
 
-async def test_clients_are_told_that_the_store_is_away(
-    make: Make, away: Callable[[], AbstractContextManager[None]], autojump_clock: MockClock
+async def test_clients_get_an_error_during_an_outage_of_the_store(
+    make_store: MakeStore, outage: Callable[[], AbstractContextManager[None]], autojump_clock: MockClock
 ) -> None:
     params = {"taskId": "t-1", "inputResponses": {}}
-    async with kept(make) as keeper:
-        await begun(keeper)
+    async with running_keeper(make_store) as keeper:
+        await begin(keeper)
         for ask in (
-            partial(keeper.add, new("t-2"), "principal ann"),
+            partial(keeper.add, new_record("t-2"), "principal ann"),
             partial(keeper.get, params, "ann", CORE_TASKS),
             partial(keeper.update, params, "ann"),
             partial(keeper.cancel, params, "ann", CORE_TASKS),
             partial(keeper.list, {}, "principal ann", lambda task: True),
         ):
-            with away(), pytest.raises(RequestError, match="the store of the tasks does not work; try again later"):
+            with outage(), pytest.raises(RequestError, match="the store of the tasks does not work; try again later"):
                 await ask()
-        with away():
+        with outage():
             await keeper.drop("t-1")
         assert await keeper.find("t-1") is not None
 
 
-async def test_a_run_ends_without_its_store(
-    make: Make, away: Callable[[], AbstractContextManager[None]], autojump_clock: MockClock
+async def test_a_run_ends_during_an_outage_of_the_store(
+    make_store: MakeStore, outage: Callable[[], AbstractContextManager[None]], autojump_clock: MockClock
 ) -> None:
     with trio.fail_after(20), ExitStack() as stack:
-        async with kept(make) as keeper, trio.open_nursery() as nursery:
-            host = await begun(keeper)
-            stack.enter_context(away())
+        async with running_keeper(make_store) as keeper, trio.open_nursery() as nursery:
+            host = await begin(keeper)
+            stack.enter_context(outage())
             nursery.start_soon(host.finish, RESULT)
             await trio.sleep(2)
             nursery.cancel_scope.cancel()
         assert not keeper._hosts
 
 
-async def broken(*_: object, **options: object) -> None:
+async def fail(*_: object, **options: object) -> None:
     await trio.lowlevel.checkpoint()
     raise StoreFailed("the disk is full")
 
 
-async def test_listeners_hear_of_each_change(make: Make) -> None:
+async def test_listeners_get_each_change(make_store: MakeStore) -> None:
     heard: list[str] = []
 
-    async def hear(task: TaskRecord, rest: bytes) -> None:
+    async def on_change(task: TaskRecord, rest: bytes) -> None:
         heard.append(task.status.value)
         assert (b"content" in rest) == (task.status is TaskStatus.COMPLETED)
 
-    async with kept(make) as keeper, kept(make) as other:
+    async with running_keeper(make_store) as keeper, running_keeper(make_store) as other:
         for each in (keeper, other):
             each.followed = {"t-1"}
-            each.on_change = hear
-        await other.find("x")  # both are ready
-        host = await begun(keeper)
+            each.on_change = on_change
+        await other.find("x")  # then both keepers are ready
+        host = await begin(keeper)
         await host.finish(RESULT)
         await eventually(lambda: heard.count("completed") == 2)
 
 
-async def test_a_stopped_host_says_nothing_more(make: Make) -> None:
-    async with kept(make) as keeper:
-        host = await begun(keeper)
+async def test_a_cancelled_task_stores_no_more_messages(make_store: MakeStore) -> None:
+    async with running_keeper(make_store) as keeper:
+        host = await begin(keeper)
         await keeper.cancel({"taskId": "t-1"}, "ann", CORE_TASKS)
         assert host.over
         await host.note("late")
@@ -835,9 +861,11 @@ async def test_a_stopped_host_says_nothing_more(make: Make) -> None:
         assert (task.status, task.message) == (TaskStatus.CANCELLED, "The task was cancelled.")
 
 
-async def test_a_result_that_is_not_json_fails_the_task(make: Make, caplog: pytest.LogCaptureFixture) -> None:
-    async with kept(make) as keeper:
-        await (await begun(keeper)).finish({"content": object()})
+async def test_a_result_that_is_not_json_fails_the_task(
+    make_store: MakeStore, caplog: pytest.LogCaptureFixture
+) -> None:
+    async with running_keeper(make_store) as keeper:
+        await (await begin(keeper)).finish({"content": object()})
         task = await until(keeper, TaskStatus.FAILED)
         assert task.message == "the task failed; the server's log says why"
         assert "cannot be written as JSON" in caplog.text

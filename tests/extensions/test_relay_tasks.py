@@ -1,4 +1,4 @@
-"""Tasks through a relay: every form of the client against every form of the server."""
+"""Tasks through a relay: each form of the client with each form of the server."""
 
 from __future__ import annotations
 
@@ -18,8 +18,8 @@ from trio.testing import MockClock
 from tests.client.matrix import Variant, client_of, each_transport_and_asgi
 from tests.extensions import test_server_tasks as direct
 from tests.extensions.test_client_tasks import User
-from tests.extensions.test_client_tasks import text as said
-from tests.extensions.test_server_tasks import CORE, EXTENSION, begin, capabilities, serving, text, until
+from tests.extensions.test_client_tasks import text as text_of
+from tests.extensions.test_server_tasks import CORE, EXTENSION, begin, capabilities, task_server, text, wait_for_status
 from tests.requirements import req
 from tests.server.raw_client import (
     ACKNOWLEDGED,
@@ -45,40 +45,42 @@ from trio_mcp.errors import ConnectionFailed, SessionClosed
 from trio_mcp.extensions.tasks import ClientTask, TaskCancelled
 from trio_mcp.relay import open_relay
 
-# How a relay finds tasks is an inner part.
+# The search of a relay for tasks is internal.
 from trio_mcp.relay.tasks import RelayTasks
 
-# A connection of one principal is an inner part.
+# The connection of one principal is internal.
 from trio_mcp.server.session import converse
 from trio_mcp.stores import MemoryStore
 
-# The framing of its stream is one, too.
+# The framing of its stream is internal, too.
 from trio_mcp.transport.wire import Lines
 
-behind = pytest.mark.parametrize("behind", [CORE, EXTENSION])
-before = pytest.mark.parametrize("before", [CORE, EXTENSION])
+each_server_revision = pytest.mark.parametrize("server_revision", [CORE, EXTENSION])
+each_client_revision = pytest.mark.parametrize("client_revision", [CORE, EXTENSION])
 
 
 @asynccontextmanager
-async def relayed(behind: str, before: str, server: Server | None = None, **options: Any) -> AsyncIterator[RawClient]:
-    options.setdefault("capabilities", capabilities(before))
+async def client_through_relay(
+    server_revision: str, client_revision: str, server: Server | None = None, **options: Any
+) -> AsyncIterator[RawClient]:
+    options.setdefault("capabilities", capabilities(client_revision))
     options.setdefault("check", False)
     async with (
-        open_relay(server or serving(), revision=behind) as relay,
-        connected(relay, before, **options) as wire,
+        open_relay(server or task_server(), revision=server_revision) as relay,
+        connected(relay, client_revision, **options) as wire,
     ):
         yield wire
 
 
-# The tests of a server of ours, with a relay in between that speaks this or that form with the server.
-SAME = (
+# The tests of `test_server_tasks` that also run through a relay, in both forms between the relay and the server.
+DIRECT_TESTS = (
     direct.test_a_call_becomes_a_task_and_its_result_is_kept,
     direct.test_a_client_without_tasks_gets_an_ordinary_result,
     direct.test_an_older_client_gets_an_ordinary_result,
     direct.test_a_server_without_tasks_ignores_the_param,
     direct.test_failures_of_tools_and_of_the_protocol_differ,
     direct.test_the_methods_of_each_form,
-    direct.test_a_cancelled_notification_does_not_touch_a_task,
+    direct.test_a_cancelled_notification_does_not_cancel_a_task,
     direct.test_questions_come_on_the_stream_of_tasks_result,
     direct.test_a_question_waits_for_the_next_tasks_result,
     direct.test_a_session_lists_its_own_tasks,
@@ -89,22 +91,22 @@ SAME = (
 def cases() -> list[Any]:
     return [
         pytest.param(test, revision, id=f"{test.__name__.removeprefix('test_')}-{revision}")
-        for test in SAME
+        for test in DIRECT_TESTS
         for mark in test.pytestmark
         if mark.name == "parametrize"
         for revision in mark.args[1]
     ]
 
 
-@behind
+@each_server_revision
 @pytest.mark.parametrize(("test", "revision"), cases())
-async def test_through_a_relay_tasks_are_as_they_are(
-    behind: str, test: Callable[..., Awaitable[None]], revision: str, monkeypatch: pytest.MonkeyPatch,
+async def test_tasks_through_a_relay_behave_as_at_the_server(
+    server_revision: str, test: Callable[..., Awaitable[None]], revision: str, monkeypatch: pytest.MonkeyPatch,
     autojump_clock: MockClock,
 ) -> None:  # fmt: skip
     @asynccontextmanager
     async def through(server: Server, revision: str, **options: Any) -> AsyncIterator[RawClient]:
-        async with open_relay(server, revision=behind) as relay, connected(relay, revision, **options) as wire:
+        async with open_relay(server, revision=server_revision) as relay, connected(relay, revision, **options) as wire:
             yield wire
 
     monkeypatch.setattr(direct, "connected", through)
@@ -116,24 +118,26 @@ async def test_through_a_relay_tasks_are_as_they_are(
 
 
 @req("task-06", "task-08", "task-33", "xtask-01")
-@behind
-@before
-async def test_the_server_decides_which_calls_become_tasks(behind: str, before: str, autojump_clock: MockClock) -> None:
-    server, runs = serving(), list[bool]()
+@each_server_revision
+@each_client_revision
+async def test_the_server_decides_which_calls_become_tasks(
+    server_revision: str, client_revision: str, autojump_clock: MockClock
+) -> None:
+    server, runs = task_server(), list[bool]()
 
     @server.tool(task="optional")
     async def look(ctx: Context) -> str:
         runs.append(ctx.task.id is not None)
         return "looked"
 
-    async with relayed(behind, before, server) as wire:
+    async with client_through_relay(server_revision, client_revision, server) as wire:
         id = await begin(wire, "look")
-        assert (await until(wire, id))["status"] == "completed"
+        assert (await wait_for_status(wire, id))["status"] == "completed"
         assert runs == [True]
         params: dict[str, Any] = {"name": "greet", "arguments": {"name": "Ann"}}
-        if before == EXTENSION:
+        if client_revision == EXTENSION:
             assert text(await wire.call("tools/call", params)) == "Hello, Ann!"
-        elif behind == CORE:
+        elif server_revision == CORE:
             with pytest.raises(ErrorResponse) as caught:
                 await wire.call("tools/call", {**params, "task": {}})
             assert caught.value.code == METHOD_NOT_FOUND
@@ -142,36 +146,40 @@ async def test_the_server_decides_which_calls_become_tasks(behind: str, before: 
             assert text(await wire.call("tasks/result", {"taskId": id})) == "Hello, Ann!"
         tools = {tool["name"]: tool.get("execution") for tool in (await wire.call("tools/list"))["tools"]}
         support = {name: each and each["taskSupport"] for name, each in tools.items()}
-        if before == EXTENSION:
+        if client_revision == EXTENSION:
             assert set(support.values()) == {None}
-        elif behind == CORE:
+        elif server_revision == CORE:
             assert (support["greet"], support["look"], support["failing"]) == (None, "optional", "required")
         else:
             assert set(support.values()) == {"optional"}
 
 
-async def test_a_malformed_tool_is_shown_as_it_is(autojump_clock: MockClock) -> None:
+async def test_a_malformed_tool_is_listed_unchanged(autojump_clock: MockClock) -> None:
     async def garble(ctx: Context, request: Any, call_next: Any) -> Any:
         result = await call_next()
         return {**result, "tools": [5, *result["tools"]]} if request.method == "tools/list" else result
 
-    async with relayed(EXTENSION, CORE, serving(middleware=[garble])) as wire:
+    async with client_through_relay(EXTENSION, CORE, task_server(middleware=[garble])) as wire:
         tools = (await wire.call("tools/list"))["tools"]
         assert tools[0] == 5
         assert tools[1]["execution"] == {"taskSupport": "optional"}
 
 
 @req("task-09", "xtask-05")
-@behind
-@pytest.mark.parametrize("before", REVISION_NAMES)
-async def test_a_call_without_a_task_is_as_at_the_server(behind: str, before: str, autojump_clock: MockClock) -> None:
-    async with relayed(behind, before, capabilities=CAPABILITIES[before]) as wire:
+@each_server_revision
+@pytest.mark.parametrize("client_revision", REVISION_NAMES)
+async def test_a_call_without_a_task_behaves_as_at_the_server(
+    server_revision: str, client_revision: str, autojump_clock: MockClock
+) -> None:
+    async with client_through_relay(
+        server_revision, client_revision, capabilities=CAPABILITIES[client_revision]
+    ) as wire:
         result = await wire.call("tools/call", {"name": "compute", "arguments": {"seconds": 3}}, progress="p")
         assert text(result) == "computed, no task"
         assert [each["progress"] for each in wire.noted(PROGRESS)] == [0, 1, 2]
         with pytest.raises(ErrorResponse) as caught:
             await wire.call("tools/call", {"name": "failing", "arguments": {"kind": "tool"}})
-        if before == EXTENSION:
+        if client_revision == EXTENSION:
             assert caught.value.code == MISSING_CLIENT_CAPABILITY
             assert caught.value.data == {"requiredCapabilities": {"extensions": {TASKS_EXTENSION: {}}}}
         else:
@@ -182,15 +190,15 @@ async def test_a_call_without_a_task_is_as_at_the_server(behind: str, before: st
 
 
 @req("task-01", "task-66", "xtask-50")
-@pytest.mark.parametrize("behind", REVISION_NAMES)
-@before
+@pytest.mark.parametrize("server_revision", REVISION_NAMES)
+@each_client_revision
 async def test_a_relay_declares_the_tasks_that_its_server_declares(
-    behind: str, before: str, autojump_clock: MockClock
+    server_revision: str, client_revision: str, autojump_clock: MockClock
 ) -> None:
-    async with relayed(behind, before) as wire:
+    async with client_through_relay(server_revision, client_revision) as wire:
         declared = (await wire.about())["capabilities"]
-        has = behind in (CORE, EXTENSION)
-        if before == CORE:
+        has = server_revision in (CORE, EXTENSION)
+        if client_revision == CORE:
             tasks = {"list": {}, "cancel": {}, "requests": {"tools": {"call": {}}}}
             assert declared.get("tasks") == (tasks if has else None)
         else:
@@ -204,7 +212,7 @@ async def test_a_relay_declares_the_tasks_that_its_server_declares(
             assert text(await wire.call("tools/call", params)) == "computed, no task"
 
 
-def test_a_relay_loads_the_records_of_tasks_only_where_there_are_tasks() -> None:
+def test_a_relay_imports_the_records_of_tasks_only_if_it_has_tasks() -> None:
     program = (
         "import sys, trio; from trio_mcp import Server; from trio_mcp.relay import open_relay\n"
         "async def main(task):\n"
@@ -216,24 +224,24 @@ def test_a_relay_loads_the_records_of_tasks_only_where_there_are_tasks() -> None
     assert done.stdout.split() == ["False", "True"]
 
 
-async def test_a_relay_may_be_told_to_carry_no_tasks(autojump_clock: MockClock) -> None:
-    async with open_relay(serving(), tasks=False) as relay, connected(relay, CORE) as wire:
+async def test_a_relay_may_run_without_tasks(autojump_clock: MockClock) -> None:
+    async with open_relay(task_server(), tasks=False) as relay, connected(relay, CORE) as wire:
         assert "tasks" not in wire.opening["capabilities"]
         params = {"name": "compute", "arguments": {"seconds": 1}, "task": {}}
         assert text(await wire.call("tools/call", params)) == "computed, no task"
 
 
 @req("task-66")
-async def test_a_server_that_cannot_cancel_is_not_told_to(
+async def test_a_relay_declares_no_cancellation_that_its_server_lacks(
     autojump_clock: MockClock, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    server = serving()
+    server = task_server()
     declared = {"list": {}, "requests": {"tools": {"call": {}}}}
     for extension in server._extended().extensions.values():
         extension.values = tuple(
             attrs.evolve(each, settings=declared) if each.capability else each for each in extension.values
         )
-    async with relayed(CORE, CORE, server) as wire:
+    async with client_through_relay(CORE, CORE, server) as wire:
         assert wire.opening["capabilities"]["tasks"] == declared
 
 
@@ -241,20 +249,20 @@ async def test_a_server_that_cannot_cancel_is_not_told_to(
 
 
 @req("task-26", "xtask-17", "xtask-25", "xtask-28", "xtask-32", "xtask-33")
-@behind
-@before
+@each_server_revision
+@each_client_revision
 async def test_questions_of_a_task_are_asked_at_the_same_time(
-    behind: str, before: str, autojump_clock: MockClock
+    server_revision: str, client_revision: str, autojump_clock: MockClock
 ) -> None:
-    async with relayed(behind, before) as wire:
+    async with client_through_relay(server_revision, client_revision) as wire:
 
         def named(params: dict[str, Any]) -> dict[str, Any]:
             return {"action": "accept", "content": {"name": params["message"].removesuffix("?")}}
 
         wire.answers["elicitation/create"] = named
         id = await begin(wire, "two")
-        task = await until(wire, id, "input_required")
-        if before == CORE:
+        task = await wait_for_status(wire, id, "input_required")
+        if client_revision == CORE:
             result = await wire.call("tasks/result", {"taskId": id})
             assert [params["_meta"][RELATED_TASK] for _, params in wire.asked] == [{"taskId": id}] * 2
         else:
@@ -268,14 +276,14 @@ async def test_questions_of_a_task_are_asked_at_the_same_time(
             task = await wire.call("tasks/get", {"taskId": id})
             assert list(task["inputRequests"]) == [second]
             await wire.call("tasks/update", {"taskId": id, "inputResponses": {second: answers[second]}})
-            result = (await until(wire, id))["result"]
+            result = (await wait_for_status(wire, id))["result"]
         assert text(result) == "First and Second"
 
 
-@behind
-@pytest.mark.parametrize("before", ["2025-06-18", CORE, EXTENSION])
-async def test_a_question_that_is_to_be_answered_with_a_task_is_asked(
-    behind: str, before: str, autojump_clock: MockClock
+@each_server_revision
+@pytest.mark.parametrize("client_revision", ["2025-06-18", CORE, EXTENSION])
+async def test_a_relay_asks_a_question_that_may_be_answered_by_a_task(
+    server_revision: str, client_revision: str, autojump_clock: MockClock
 ) -> None:
     server, states = Server("asking"), list[bool]()
 
@@ -288,26 +296,30 @@ async def test_a_question_that_is_to_be_answered_with_a_task_is_asked(
         await trio.sleep(20)
         return {"action": "accept", "content": {"value": True}}
 
-    async with relayed(behind, before, server, capabilities=CAPABILITIES[before]) as wire:
+    async with client_through_relay(
+        server_revision, client_revision, server, capabilities=CAPABILITIES[client_revision]
+    ) as wire:
         wire.answers["elicitation/create"] = slowly
         result = await wire.call("tools/call", {"name": "ask"})
         assert text(result) == "Accepted(value=True)"
-        assert states == [behind == CORE]  # the relay keeps the task, until its client has answered
+        assert states == [server_revision == CORE]  # the relay holds the task until its client has answered
 
 
-@behind
-@before
-async def test_a_tool_asks_in_its_call_and_becomes_a_task(behind: str, before: str, autojump_clock: MockClock) -> None:
-    async with relayed(behind, before) as wire:
+@each_server_revision
+@each_client_revision
+async def test_a_tool_asks_in_its_call_and_becomes_a_task(
+    server_revision: str, client_revision: str, autojump_clock: MockClock
+) -> None:
+    async with client_through_relay(server_revision, client_revision) as wire:
         wire.answers["elicitation/create"] = lambda params: {"action": "accept", "content": {"name": "Alice"}}
         id = await begin(wire, "ask_first")
         assert len(wire.asked) == 1
-        task = await until(wire, id)
-        result = task["result"] if before == EXTENSION else await wire.call("tasks/result", {"taskId": id})
+        task = await wait_for_status(wire, id)
+        result = task["result"] if client_revision == EXTENSION else await wire.call("tasks/result", {"taskId": id})
         assert text(result) == "Hello, Alice!"
 
 
-async def test_a_filter_with_too_many_tasks_asks_the_server_nothing(
+async def test_a_filter_with_too_many_tasks_is_refused_by_the_relay(
     autojump_clock: MockClock, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     looked: list[str] = []
@@ -317,7 +329,7 @@ async def test_a_filter_with_too_many_tasks_asks_the_server_nothing(
         looked.append(id)
 
     monkeypatch.setattr(RelayTasks, "_adopt", look)
-    async with relayed(EXTENSION, EXTENSION) as wire:
+    async with client_through_relay(EXTENSION, EXTENSION) as wire:
         ids = [f"{number}" for number in range(1001)]
         with pytest.raises(ErrorResponse, match="at most 1000 strings"):
             await wire.call("subscriptions/listen", {"notifications": {"taskIds": ids}})
@@ -328,12 +340,12 @@ async def test_a_filter_with_too_many_tasks_asks_the_server_nothing(
 
 
 @req("prog-11", "prog-12", "task-26", "xtask-39")
-@behind
-@before
+@each_server_revision
+@each_client_revision
 async def test_progress_and_status_messages_pass_until_the_end(
-    behind: str, before: str, autojump_clock: MockClock
+    server_revision: str, client_revision: str, autojump_clock: MockClock
 ) -> None:
-    server = serving()
+    server = task_server()
 
     @server.tool(task="required")
     async def slowly(ctx: Context) -> str:
@@ -346,12 +358,12 @@ async def test_progress_and_status_messages_pass_until_the_end(
             await trio.sleep(3)
         return "done"
 
-    async with relayed(behind, before, server, log_level="info") as wire:
+    async with client_through_relay(server_revision, client_revision, server, log_level="info") as wire:
         wire.answers["elicitation/create"] = lambda params: {"action": "accept", "content": {"value": True}}
         id = await begin(wire, "slowly", progress="p")
         seen = list[str | None]()
-        await until(wire, id, "input_required")
-        if before == CORE:
+        await wait_for_status(wire, id, "input_required")
+        if client_revision == CORE:
             await wire.start("tasks/result", {"taskId": id})
         while (task := await wire.call("tasks/get", {"taskId": id}))["status"] not in ("completed", "failed"):
             seen.append(task.get("statusMessage"))
@@ -360,7 +372,7 @@ async def test_progress_and_status_messages_pass_until_the_end(
                 await wire.call("tasks/update", {"taskId": id, "inputResponses": {key: answer}})
             await trio.sleep(1)
         assert task["status"] == "completed"
-        if behind == before == CORE:
+        if server_revision == client_revision == CORE:
             assert [each["progress"] for each in wire.noted(PROGRESS)] == [0, 1, 2, 3, 4, 5]
             assert len(wire.noted(MESSAGE)) == 6
             assert seen[0] == "begun"
@@ -373,29 +385,31 @@ async def test_progress_and_status_messages_pass_until_the_end(
 
 
 @req("xtask-36", "xtask-48", "xtask-49", "task-15")
-@behind
-@before
-async def test_changes_of_a_task_are_told(behind: str, before: str, autojump_clock: MockClock) -> None:
-    async with relayed(behind, before) as wire:
+@each_server_revision
+@each_client_revision
+async def test_listeners_get_the_changes_of_a_task(
+    server_revision: str, client_revision: str, autojump_clock: MockClock
+) -> None:
+    async with client_through_relay(server_revision, client_revision) as wire:
         id = await begin(wire, "compute", {"seconds": 3})
         method = "notifications/tasks/status"
-        if before == EXTENSION:
+        if client_revision == EXTENSION:
             method = "notifications/tasks"
             await wire.start("subscriptions/listen", {"notifications": {"taskIds": [id, "unknown"]}})
             assert (await wire.note(ACKNOWLEDGED))["notifications"] == {"taskIds": [id]}
-        await until(wire, id)
+        await wait_for_status(wire, id)
         await trio.sleep(1)
         assert [(each["taskId"], each["status"]) for each in wire.noted(method)][-1] == (id, "completed")
 
 
-@behind
-@before
+@each_server_revision
+@each_client_revision
 async def test_a_question_that_the_client_refuses_ends_the_task(
-    behind: str, before: str, autojump_clock: MockClock
+    server_revision: str, client_revision: str, autojump_clock: MockClock
 ) -> None:
-    declares = {name: each for name, each in capabilities(before).items() if name != "elicitation"}
+    declares = {name: each for name, each in capabilities(client_revision).items() if name != "elicitation"}
     ended = list[str]()
-    server = serving()
+    server = task_server()
 
     @server.tool(task="required")
     async def ask(ctx: Context) -> str:
@@ -405,20 +419,20 @@ async def test_a_question_that_the_client_refuses_ends_the_task(
             ended.append("ended")
         return "asked"
 
-    async with relayed(behind, before, server, capabilities=declares) as wire:
-        task = await until(wire, await begin(wire, "ask"))
-        assert task["status"] == ("completed" if (behind, before) == (CORE, EXTENSION) else "failed")
+    async with client_through_relay(server_revision, client_revision, server, capabilities=declares) as wire:
+        task = await wait_for_status(wire, await begin(wire, "ask"))
+        assert task["status"] == ("completed" if (server_revision, client_revision) == (CORE, EXTENSION) else "failed")
         await trio.sleep(1)
         assert ended == ["ended"]
 
 
-@before
+@each_client_revision
 @pytest.mark.parametrize("later", [False, True])
 async def test_a_question_is_not_asked_in_a_call_that_asks_for_a_task(
-    before: str, later: bool, autojump_clock: MockClock
+    client_revision: str, later: bool, autojump_clock: MockClock
 ) -> None:
-    """A server of 2025-11-25 does not say to which call a question belongs, but the questions of a task name it."""
-    server, results = serving(), list[Any]()
+    """In 2025-11-25 a question does not name its call, but the question of a task names its task."""
+    server, results = task_server(), list[Any]()
 
     @server.tool
     async def ask(ctx: Context) -> str:
@@ -437,7 +451,7 @@ async def test_a_question_is_not_asked_in_a_call_that_asks_for_a_task(
         await trio.sleep(5)
         return {"action": "accept", "content": {"value": True}}
 
-    async with relayed(CORE, before, server) as wire, trio.open_nursery() as nursery:
+    async with client_through_relay(CORE, client_revision, server) as wire, trio.open_nursery() as nursery:
         wire.answers["elicitation/create"] = slowly
 
         @nursery.start_soon
@@ -447,19 +461,19 @@ async def test_a_question_is_not_asked_in_a_call_that_asks_for_a_task(
         await trio.sleep(0.5)
         start = trio.current_time()
         id = await begin(wire, "newest")
-        task = await until(wire, id)
-        assert trio.current_time() - start < 5  # the question did not hold it up
-        result = task["result"] if before == EXTENSION else await wire.call("tasks/result", {"taskId": id})
+        task = await wait_for_status(wire, id)
+        assert trio.current_time() - start < 5  # the question did not delay the task
+        result = task["result"] if client_revision == EXTENSION else await wire.call("tasks/result", {"taskId": id})
         assert text(result) == "done"
     assert ["Accepted" in text(each) for each in results] == [True]
 
 
-@before
+@each_client_revision
 async def test_a_call_becomes_a_task_after_a_question_that_does_not_name_it(
-    before: str, autojump_clock: MockClock
+    client_revision: str, autojump_clock: MockClock
 ) -> None:
     """The question still waits for its answer when the server of 2025-11-25 answers the call with the task."""
-    server = serving()
+    server = task_server()
 
     @server.tool(task="optional", asks_first=True)
     async def hasty(ctx: Context) -> str:
@@ -478,21 +492,21 @@ async def test_a_call_becomes_a_task_after_a_question_that_does_not_name_it(
         await trio.sleep(5)
         return {"action": "accept", "content": {"value": True}}
 
-    async with relayed(CORE, before, server) as wire:
+    async with client_through_relay(CORE, client_revision, server) as wire:
         wire.answers["elicitation/create"] = slowly
         id = await begin(wire, "hasty")
-        task = await until(wire, id)
-        result = task["result"] if before == EXTENSION else await wire.call("tasks/result", {"taskId": id})
+        task = await wait_for_status(wire, id)
+        result = task["result"] if client_revision == EXTENSION else await wire.call("tasks/result", {"taskId": id})
         assert "Accepted" in text(result)
 
 
-@behind
-@before
-async def test_in_a_shared_session_each_client_hears_of_its_own_task(
-    behind: str, before: str, autojump_clock: MockClock
+@each_server_revision
+@each_client_revision
+async def test_each_client_of_a_shared_session_gets_its_own_task(
+    server_revision: str, client_revision: str, autojump_clock: MockClock
 ) -> None:
-    """Before 2026-07-28 other questions are refused there, because they do not say whose they are."""
-    server = serving()
+    """Before 2026-07-28 other questions are refused in a shared session, because they do not name their call."""
+    server = task_server()
 
     @server.tool(task="required")
     async def ask(name: str, ctx: Context) -> str:
@@ -501,13 +515,13 @@ async def test_in_a_shared_session_each_client_hears_of_its_own_task(
         return f"{name}: {type(answer).__name__}"
 
     ours, theirs = trio.testing.memory_stream_pair()
-    options: Any = {"check": False, "capabilities": capabilities(before), "log_level": "info"}
+    options: Any = {"check": False, "capabilities": capabilities(client_revision), "log_level": "info"}
     async with trio.open_nursery() as nursery:
         nursery.start_soon(serve_stream, server, theirs)
         async with (
-            open_relay(ours, revision=behind) as relay,
-            connected(relay, before, **options) as ann,
-            connected(relay, before, **options) as bob,
+            open_relay(ours, revision=server_revision) as relay,
+            connected(relay, client_revision, **options) as ann,
+            connected(relay, client_revision, **options) as bob,
         ):
             actions = {"ann": "accept", "bob": "decline"}
             wires = {"ann": ann, "bob": bob}
@@ -516,34 +530,39 @@ async def test_in_a_shared_session_each_client_hears_of_its_own_task(
                 wire.answers["elicitation/create"] = lambda params, answer=answer: answer
             ids = {name: await begin(wire, "ask", {"name": name}) for name, wire in wires.items()}
             for name, wire in wires.items():
-                task = await until(wire, ids[name], "input_required")
-                if before == EXTENSION:
+                task = await wait_for_status(wire, ids[name], "input_required")
+                if client_revision == EXTENSION:
                     ((key, question),) = task["inputRequests"].items()
                     assert question["params"]["message"] == name
                     answer = wire.answers["elicitation/create"](question["params"])
                     await wire.call("tasks/update", {"taskId": ids[name], "inputResponses": {key: answer}})
-                    result = (await until(wire, ids[name]))["result"]
+                    result = (await wait_for_status(wire, ids[name]))["result"]
                 else:
                     result = await wire.call("tasks/result", {"taskId": ids[name]})
                     assert [params["message"] for _, params in wire.asked] == [name]
                 assert text(result) == f"{name}: {'Accepted' if name == 'ann' else 'Declined'}"
-                told = [name] if behind == before == CORE else []
+                told = [name] if server_revision == client_revision == CORE else []
                 assert [each["data"] for each in wire.noted(MESSAGE)] == told
         await ours.aclose()
 
 
 @pytest.mark.parametrize("between", [CORE, EXTENSION])
-@behind
-@before
-async def test_relays_in_a_row(behind: str, between: str, before: str, autojump_clock: MockClock) -> None:
-    async with open_relay(serving(), revision=behind) as inner, relayed(between, before, inner) as wire:
+@each_server_revision
+@each_client_revision
+async def test_tasks_pass_through_relays_in_a_row(
+    server_revision: str, between: str, client_revision: str, autojump_clock: MockClock
+) -> None:
+    async with (
+        open_relay(task_server(), revision=server_revision) as inner,
+        client_through_relay(between, client_revision, inner) as wire,
+    ):
         wire.answers["elicitation/create"] = lambda params: {"action": "accept", "content": {"value": True}}
         asking, running = await begin(wire, "confirm"), await begin(wire, "compute", {"seconds": 50})
-        task = await until(wire, asking, "input_required")
-        if before == EXTENSION:
+        task = await wait_for_status(wire, asking, "input_required")
+        if client_revision == EXTENSION:
             answers = {key: {"action": "accept", "content": {"value": True}} for key in task["inputRequests"]}
             await wire.call("tasks/update", {"taskId": asking, "inputResponses": answers})
-            result = (await until(wire, asking))["result"]
+            result = (await wait_for_status(wire, asking))["result"]
         else:
             result = await wire.call("tasks/result", {"taskId": asking})
         assert text(result) == "confirmed: Accepted(value=True)"
@@ -552,12 +571,12 @@ async def test_relays_in_a_row(behind: str, between: str, before: str, autojump_
 
 
 @req("xtask-17", "task-25")
-@behind
-@before
+@each_server_revision
+@each_client_revision
 async def test_a_question_that_the_server_withdraws_is_withdrawn(
-    behind: str, before: str, autojump_clock: MockClock
+    server_revision: str, client_revision: str, autojump_clock: MockClock
 ) -> None:
-    server = serving()
+    server = task_server()
 
     @server.tool(task="required")
     async def impatient(ctx: Context) -> str:
@@ -571,17 +590,17 @@ async def test_a_question_that_the_server_withdraws_is_withdrawn(
     async def never(params: dict[str, Any]) -> None:
         await trio.sleep_forever()
 
-    async with relayed(behind, before, server) as wire:
+    async with client_through_relay(server_revision, client_revision, server) as wire:
         wire.answers["elicitation/create"] = never
         id = await begin(wire, "impatient")
-        await until(wire, id, "input_required")
-        if before == CORE:
+        await wait_for_status(wire, id, "input_required")
+        if client_revision == CORE:
             await wire.start("tasks/result", {"taskId": id})
         begun = trio.current_time()
-        await until(wire, id, "working")
-        # A server that notes nothing withdraws a question only with its next step.
+        await wait_for_status(wire, id, "working")
+        # A handler that stores no messages withdraws a question only with its next step.
         assert trio.current_time() < begun + 40
-        task = await until(wire, id)
+        task = await wait_for_status(wire, id)
         assert task["status"] == "completed"
         assert trio.current_time() < begun + 60
 
@@ -590,10 +609,12 @@ async def test_a_question_that_the_server_withdraws_is_withdrawn(
 
 
 @req("task-45", "task-46", "task-44", "xtask-19", "xtask-29", "xtask-34")
-@behind
-@before
-async def test_a_cancellation_reaches_the_server(behind: str, before: str, autojump_clock: MockClock) -> None:
-    server, ended = serving(), list[str]()
+@each_server_revision
+@each_client_revision
+async def test_a_cancellation_reaches_the_server(
+    server_revision: str, client_revision: str, autojump_clock: MockClock
+) -> None:
+    server, ended = task_server(), list[str]()
 
     @server.tool(task="optional")
     async def endless() -> str:
@@ -602,42 +623,49 @@ async def test_a_cancellation_reaches_the_server(behind: str, before: str, autoj
         finally:
             ended.append("stopped")
 
-    async with relayed(behind, before, server) as wire:
+    async with client_through_relay(server_revision, client_revision, server) as wire:
         id = await begin(wire, "endless")
         await trio.sleep(1)
         result = await wire.call("tasks/cancel", {"taskId": id})
-        assert result.get("status") == ("cancelled" if before == CORE else None)
+        assert result.get("status") == ("cancelled" if client_revision == CORE else None)
         assert (await wire.call("tasks/get", {"taskId": id}))["status"] == "cancelled"
         await trio.sleep(1)
         assert ended == ["stopped"]
         again = await wire.exchange("tasks/cancel", {"taskId": id})
-        assert again.get("error", {}).get("code") == (INVALID_PARAMS if before == CORE else None)
+        assert again.get("error", {}).get("code") == (INVALID_PARAMS if client_revision == CORE else None)
 
 
-@behind
-@before
+@each_server_revision
+@each_client_revision
 async def test_a_task_that_is_cancelled_at_the_server_is_cancelled(
-    behind: str, before: str, autojump_clock: MockClock
+    server_revision: str, client_revision: str, autojump_clock: MockClock
 ) -> None:
-    server = serving()
-    async with server.running(), relayed(behind, before, server) as wire:
+    server = task_server()
+    async with server.running(), client_through_relay(server_revision, client_revision, server) as wire:
         id = await begin(wire, "compute", {"seconds": 100})
-        async with connected(server, behind, check=False, capabilities=capabilities(behind), drain=None) as other:
+        async with connected(
+            server, server_revision, check=False, capabilities=capabilities(server_revision), drain=None
+        ) as other:
             await other.call("tasks/cancel", {"taskId": id.rpartition(".")[0]})
-        assert (await until(wire, id))["status"] == "cancelled"
+        assert (await wait_for_status(wire, id))["status"] == "cancelled"
 
 
 @req("task-10", "task-29", "task-30", "task-32", "xtask-24")
-@behind
-@before
-async def test_the_ttl_is_that_of_the_server(behind: str, before: str, autojump_clock: MockClock) -> None:
-    server = serving(limits=Limits(task_seconds=500))
-    async with relayed(behind, before, server) as wire:
-        name = "ttl" if before == CORE else "ttlMs"
-        for asked, given in (({"ttl": 5_000}, 5_000 if behind == before == CORE else 500_000), ({}, 500_000)):
-            id = await begin(wire, "compute", {"seconds": 100}, **({"task": asked} if before == CORE else {}))
+@each_server_revision
+@each_client_revision
+async def test_the_ttl_is_that_of_the_server(
+    server_revision: str, client_revision: str, autojump_clock: MockClock
+) -> None:
+    server = task_server(limits=Limits(task_seconds=500))
+    async with client_through_relay(server_revision, client_revision, server) as wire:
+        name = "ttl" if client_revision == CORE else "ttlMs"
+        for asked, given in (
+            ({"ttl": 5_000}, 5_000 if server_revision == client_revision == CORE else 500_000),
+            ({}, 500_000),
+        ):
+            id = await begin(wire, "compute", {"seconds": 100}, **({"task": asked} if client_revision == CORE else {}))
             assert (await wire.call("tasks/get", {"taskId": id}))[name] == given
-        if before == CORE:
+        if client_revision == CORE:
             with pytest.raises(ErrorResponse) as caught:
                 await begin(wire, "compute", {"seconds": 1}, task={"ttl": "long"})
             assert caught.value.code == INVALID_PARAMS
@@ -647,12 +675,12 @@ async def test_the_ttl_is_that_of_the_server(behind: str, before: str, autojump_
 
 
 @req("xtask-15", "xtask-41", "task-22")
-@behind
-@before
-async def test_ids_outlive_the_relay(behind: str, before: str, autojump_clock: MockClock) -> None:
-    server = serving()
+@each_server_revision
+@each_client_revision
+async def test_ids_outlive_the_relay(server_revision: str, client_revision: str, autojump_clock: MockClock) -> None:
+    server = task_server()
     async with server.running():
-        async with relayed(behind, before, server) as wire:
+        async with client_through_relay(server_revision, client_revision, server) as wire:
             wire.answers["elicitation/create"] = lambda params: {"action": "accept", "content": {"value": True}}
             running = await begin(wire, "compute", {"seconds": 50})
             asking = await begin(wire, "confirm")
@@ -660,61 +688,63 @@ async def test_ids_outlive_the_relay(behind: str, before: str, autojump_clock: M
             await wire.call("tasks/cancel", {"taskId": cancelled})
             failed = [await begin(wire, "failing", {"kind": kind}) for kind in ("tool", "protocol")]
             done = await begin(wire, "compute", {"seconds": 1})
-            ends = {id: await until(wire, id) for id in (*failed, done)}
-        async with relayed(behind, before, server) as wire:
+            ends = {id: await wait_for_status(wire, id) for id in (*failed, done)}
+        async with client_through_relay(server_revision, client_revision, server) as wire:
             wire.answers["elicitation/create"] = lambda params: {"action": "accept", "content": {"value": True}}
             for id, end in ends.items():
                 task = await wire.call("tasks/get", {"taskId": id})
-                # A message of progress that was shown last is not known any more.
+                # The last message of progress is not known after a restart.
                 for name in ("taskId", "status", "result", "error", *["statusMessage"] * (id in failed)):
                     assert task.get(name) == end.get(name), name
             assert (await wire.call("tasks/get", {"taskId": cancelled}))["status"] == "cancelled"
             assert (await wire.call("tasks/get", {"taskId": running}))["status"] == "working"
-            if before == CORE:
+            if client_revision == CORE:
                 result = await wire.call("tasks/result", {"taskId": asking})
                 assert text(await wire.call("tasks/result", {"taskId": done})) == "computed, a task"
                 listed = {task["taskId"] for task in (await wire.call("tasks/list"))["tasks"]}
                 assert listed == {running, asking, cancelled, done, *failed}
             else:
-                asked = (await until(wire, asking, "input_required"))["inputRequests"]
+                asked = (await wait_for_status(wire, asking, "input_required"))["inputRequests"]
                 answer = {"action": "accept", "content": {"value": True}}
                 responses = dict.fromkeys(asked, answer)
                 await wire.call("tasks/update", {"taskId": asking, "inputResponses": responses})
-                result = (await until(wire, asking))["result"]
+                result = (await wait_for_status(wire, asking))["result"]
             assert text(result) == "confirmed: Accepted(value=True)"
-            assert (await until(wire, running))["status"] == "completed"
-        async with relayed(behind, before, server) as wire:
+            assert (await wait_for_status(wire, running))["status"] == "completed"
+        async with client_through_relay(server_revision, client_revision, server) as wire:
             for id in (f"x{done}", f"{done}x", done.rpartition(".")[0], "unknown", "."):
                 with pytest.raises(ErrorResponse) as caught:
                     await wire.call("tasks/get", {"taskId": id})
                 assert caught.value.code == INVALID_PARAMS
 
 
-@behind
-@before
-async def test_requests_at_the_same_time_make_one_record(behind: str, before: str, autojump_clock: MockClock) -> None:
+@each_server_revision
+@each_client_revision
+async def test_requests_at_the_same_time_make_one_record(
+    server_revision: str, client_revision: str, autojump_clock: MockClock
+) -> None:
     asked = list[str]()
 
     async def watch(ctx: Context, request: Any, call_next: Any) -> Any:
         asked.append(request.method)
         return await call_next()
 
-    server = serving(middleware=[watch])
+    server = task_server(middleware=[watch])
     async with server.running():
-        async with relayed(behind, before, server) as wire:
+        async with client_through_relay(server_revision, client_revision, server) as wire:
             id = await begin(wire, "compute", {"seconds": 50})
-        async with relayed(behind, before, server) as wire:
+        async with client_through_relay(server_revision, client_revision, server) as wire:
             asked.clear()
             async with trio.open_nursery() as nursery:
                 for _ in range(5):
                     nursery.start_soon(wire.call, "tasks/get", {"taskId": id})
             await trio.sleep(0.5)
-            assert asked == ["tasks/get", "tasks/get"]  # for the record, and by its work
+            assert asked == ["tasks/get", "tasks/get"]  # one to make the record, one to follow the task
 
 
 @req("xtask-28")
-@behind
-async def test_the_keys_of_questions_are_new_after_a_restart(behind: str, autojump_clock: MockClock) -> None:
+@each_server_revision
+async def test_the_keys_of_questions_are_new_after_a_restart(server_revision: str, autojump_clock: MockClock) -> None:
     server = Server("asking")
 
     @server.tool(task="required")
@@ -724,9 +754,9 @@ async def test_the_keys_of_questions_are_new_after_a_restart(behind: str, autoju
     keys, id = list[str](), ""
     async with server.running():
         for _ in range(3):
-            async with relayed(behind, EXTENSION, server) as wire:
+            async with client_through_relay(server_revision, EXTENSION, server) as wire:
                 id = id or await begin(wire, "ask")
-                (key,) = (await until(wire, id, "input_required"))["inputRequests"]
+                (key,) = (await wait_for_status(wire, id, "input_required"))["inputRequests"]
                 assert key not in keys
                 keys.append(key)
                 await wire.call("tasks/update", {"taskId": id, "inputResponses": {key: {"action": "decline"}}})
@@ -735,38 +765,42 @@ async def test_the_keys_of_questions_are_new_after_a_restart(behind: str, autoju
     assert text(task["result"]) == "Declined Declined Declined"
 
 
-@behind
-@before
-async def test_a_task_goes_on_when_its_connection_ends(behind: str, before: str, autojump_clock: MockClock) -> None:
-    server = serving()
-    async with server.running(), open_relay(server, revision=behind) as relay, relay.running():
-        options: Any = {"check": False, "capabilities": capabilities(before)}
-        async with speaking_to(relay, before, **options) as wire:
+@each_server_revision
+@each_client_revision
+async def test_a_task_goes_on_when_its_connection_ends(
+    server_revision: str, client_revision: str, autojump_clock: MockClock
+) -> None:
+    server = task_server()
+    async with server.running(), open_relay(server, revision=server_revision) as relay, relay.running():
+        options: Any = {"check": False, "capabilities": capabilities(client_revision)}
+        async with raw_client_of(relay, client_revision, **options) as wire:
             id = await begin(wire, "compute", {"seconds": 3})
         await trio.sleep(10)
-        async with speaking_to(relay, before, **options) as wire:
+        async with raw_client_of(relay, client_revision, **options) as wire:
             assert (await wire.call("tasks/get", {"taskId": id}))["status"] == "completed"
 
 
-@behind
-@before
-async def test_a_task_goes_on_when_its_run_ends(behind: str, before: str, autojump_clock: MockClock) -> None:
-    server = serving()
-    async with server.running(), open_relay(server, revision=behind) as relay:
-        options: Any = {"check": False, "capabilities": capabilities(before)}
-        async with speaking_to(relay, before, **options) as wire:
+@each_server_revision
+@each_client_revision
+async def test_a_task_goes_on_when_its_run_ends(
+    server_revision: str, client_revision: str, autojump_clock: MockClock
+) -> None:
+    server = task_server()
+    async with server.running(), open_relay(server, revision=server_revision) as relay:
+        options: Any = {"check": False, "capabilities": capabilities(client_revision)}
+        async with raw_client_of(relay, client_revision, **options) as wire:
             id = await begin(wire, "compute", {"seconds": 30})
         await trio.sleep(10)
-        async with speaking_to(relay, before, **options) as wire:
+        async with raw_client_of(relay, client_revision, **options) as wire:
             assert (await wire.call("tasks/get", {"taskId": id}))["status"] == "working"
-            assert (await until(wire, id))["status"] == "completed"
+            assert (await wait_for_status(wire, id))["status"] == "completed"
 
 
 @asynccontextmanager
-async def speaking_to(
+async def raw_client_of(
     server: Server, revision: str, principal: str | None = None, **options: Any
 ) -> AsyncIterator[RawClient]:
-    """A client on a stream, in the name of a principal."""
+    """A client on a stream, with a principal."""
     ours, theirs = trio.testing.memory_stream_pair()
 
     async def serve() -> None:
@@ -780,33 +814,39 @@ async def speaking_to(
 
 
 @req("task-55", "task-59", "task-60", "xtask-46", "task-57", "xtask-45")
-@behind
-@before
-async def test_a_task_is_seen_by_its_principal_only(behind: str, before: str, autojump_clock: MockClock) -> None:
-    server, keys = serving(), [bytes(32)]
-    options: Any = {"check": False, "capabilities": capabilities(before)}
+@each_server_revision
+@each_client_revision
+async def test_a_task_is_seen_by_its_principal_only(
+    server_revision: str, client_revision: str, autojump_clock: MockClock
+) -> None:
+    server, keys = task_server(), [bytes(32)]
+    options: Any = {"check": False, "capabilities": capabilities(client_revision)}
     async with server.running():
         async with (
-            open_relay(server, revision=behind, state_keys=keys) as relay,
-            speaking_to(relay, before, "ann", **options) as ann,
+            open_relay(server, revision=server_revision, state_keys=keys) as relay,
+            raw_client_of(relay, client_revision, "ann", **options) as ann,
         ):
             id = await begin(ann, "compute", {"seconds": 1})
-            await until(ann, id)
+            await wait_for_status(ann, id)
         own = id.rpartition(".")[0]
         for principal, state_keys, seen in (
             ("bob", keys, False), (None, keys, False), ("ann", None, False), ("ann", [bytes(31) + b"x"], False),
             ("ann", keys, True), ("ann", [bytes(31) + b"x", *keys], True),
         ):  # fmt: skip
             async with (
-                open_relay(server, revision=behind, state_keys=state_keys) as relay,
-                speaking_to(relay, before, principal, **options) as wire,
+                open_relay(server, revision=server_revision, state_keys=state_keys) as relay,
+                raw_client_of(relay, client_revision, principal, **options) as wire,
             ):
-                for method in ("tasks/cancel", "tasks/get", "tasks/update" if before == EXTENSION else "tasks/result"):
+                for method in (
+                    "tasks/cancel",
+                    "tasks/get",
+                    "tasks/update" if client_revision == EXTENSION else "tasks/result",
+                ):
                     for each in (id, own):
                         answer = await wire.exchange(method, {"taskId": each, "inputResponses": {}})
                         refused = "there is no task" in answer.get("error", {}).get("message", "")
                         assert refused is not (seen and each == id)
-                if before == CORE:
+                if client_revision == CORE:
                     assert len((await wire.call("tasks/list"))["tasks"]) == seen
 
 
@@ -814,13 +854,13 @@ async def test_an_id_that_could_be_guessed_has_a_secret_tag(
     autojump_clock: MockClock, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("trio_mcp.extensions.tasks.server.secrets.token_hex", lambda length: "7")
-    server = serving()
+    server = task_server()
     async with server.running():
-        async with relayed(CORE, CORE, server) as wire:
+        async with client_through_relay(CORE, CORE, server) as wire:
             id = await begin(wire, "compute", {"seconds": 1})
             assert len(id) == 24
-            assert (await until(wire, id))["status"] == "completed"
-        async with relayed(CORE, CORE, server) as wire:
+            assert (await wait_for_status(wire, id))["status"] == "completed"
+        async with client_through_relay(CORE, CORE, server) as wire:
             with pytest.raises(ErrorResponse, match="there is no task"):
                 await wire.call("tasks/get", {"taskId": id})
 
@@ -828,13 +868,15 @@ async def test_an_id_that_could_be_guessed_has_a_secret_tag(
 # Mounted relays
 
 
-@behind
-@before
+@each_server_revision
+@each_client_revision
 @pytest.mark.parametrize("own", [False, True])
-async def test_tasks_of_mounted_relays(behind: str, before: str, own: bool, autojump_clock: MockClock) -> None:
+async def test_tasks_of_mounted_relays(
+    server_revision: str, client_revision: str, own: bool, autojump_clock: MockClock
+) -> None:
     heard = list[str]()
 
-    def watched(name: str) -> Server:
+    def recording_server(name: str) -> Server:
         async def watch(ctx: Context, request: Any, call_next: Any) -> Any:
             if request.method.startswith("tasks/"):
                 heard.append(name)
@@ -849,26 +891,29 @@ async def test_tasks_of_mounted_relays(behind: str, before: str, own: bool, auto
 
         return server
 
-    one, two = watched("one"), watched("two")
+    one, two = recording_server("one"), recording_server("two")
     async with one.running(), two.running():
         ids = list[str]()
         for _ in range(2):
             outer = Server("outer")
             if own:
                 outer.tool(name="own", task="optional")(lambda: "own")
-            async with open_relay(one, revision=behind) as first, open_relay(two, revision=behind) as second:
+            async with (
+                open_relay(one, revision=server_revision) as first,
+                open_relay(two, revision=server_revision) as second,
+            ):
                 outer.mount(first, prefix="a_")
                 outer.mount(second, prefix="b_")
-                options: Any = {"check": False, "capabilities": capabilities(before)}
-                async with speaking_to(outer, before, **options) as wire:
+                options: Any = {"check": False, "capabilities": capabilities(client_revision)}
+                async with raw_client_of(outer, client_revision, **options) as wire:
                     if not ids:
                         ids = [await begin(wire, name, {"seconds": 30}) for name in ("a_compute", "b_compute")]
                         for id in ids:
                             assert (await wire.call("tasks/get", {"taskId": id}))["status"] == "working"
                         continue
                     heard.clear()
-                    assert (await until(wire, ids[1]))["status"] == "completed"
-                    assert set(heard) == {"two"}  # the id is not shown to another server
+                    assert (await wait_for_status(wire, ids[1]))["status"] == "completed"
+                    assert set(heard) == {"two"}  # the id is not sent to the other server
                     await wire.call("tasks/get", {"taskId": ids[0]})
                     with pytest.raises(ErrorResponse) as caught:
                         await wire.call("tasks/get", {"taskId": "unknown"})
@@ -878,10 +923,10 @@ async def test_tasks_of_mounted_relays(behind: str, before: str, own: bool, auto
 # Faults
 
 
-@behind
-@before
-async def test_a_server_that_is_away_for_a_while_is_asked_again(
-    behind: str, before: str, autojump_clock: MockClock, monkeypatch: pytest.MonkeyPatch
+@each_server_revision
+@each_client_revision
+async def test_a_relay_polls_again_after_a_failure_of_the_server(
+    server_revision: str, client_revision: str, autojump_clock: MockClock, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     failures: list[Exception] = [SessionClosed("away"), ConnectionFailed("away"), trio.TooSlowError("away")]
     result = ClientTask.result
@@ -892,16 +937,16 @@ async def test_a_server_that_is_away_for_a_while_is_asked_again(
         return await result(self, **how)
 
     monkeypatch.setattr(ClientTask, "result", failing)
-    async with relayed(behind, before) as wire:
-        assert (await until(wire, await begin(wire, "compute", {"seconds": 1})))["status"] == "completed"
+    async with client_through_relay(server_revision, client_revision) as wire:
+        assert (await wait_for_status(wire, await begin(wire, "compute", {"seconds": 1})))["status"] == "completed"
         assert not failures
 
 
 @req("xtask-43")
-@behind
-@before
-async def test_a_server_that_refuses_requests_for_a_while_says_nothing_of_its_tasks(
-    behind: str, before: str, autojump_clock: MockClock
+@each_server_revision
+@each_client_revision
+async def test_a_server_that_refuses_requests_does_not_fail_its_tasks(
+    server_revision: str, client_revision: str, autojump_clock: MockClock
 ) -> None:
     refused = list[str]()
 
@@ -915,7 +960,7 @@ async def test_a_server_that_refuses_requests_for_a_while_says_nothing_of_its_ta
         return trio.current_time() < end or (method == "tasks/result" and refused.count(method) < 3)
 
     end = trio.current_time()
-    async with relayed(behind, before, serving(middleware=[draining])) as wire:
+    async with client_through_relay(server_revision, client_revision, task_server(middleware=[draining])) as wire:
         id = await begin(wire, "compute", {"seconds": 3})
         end = trio.current_time() + 30
         with pytest.raises(ErrorResponse, match="shutting down") as caught:
@@ -923,31 +968,33 @@ async def test_a_server_that_refuses_requests_for_a_while_says_nothing_of_its_ta
         assert caught.value.code == INTERNAL_ERROR
         await trio.sleep(25)
         assert (await wire.call("tasks/get", {"taskId": id}))["status"] == "working"
-        assert (await until(wire, id))["status"] == "completed"
+        assert (await wait_for_status(wire, id))["status"] == "completed"
         assert trio.current_time() > end
-        assert refused.count("tasks/result") == (3 if behind == CORE else 0)
+        assert refused.count("tasks/result") == (3 if server_revision == CORE else 0)
 
 
-@behind
-@before
-async def test_a_task_that_the_server_forgets_fails(behind: str, before: str, autojump_clock: MockClock) -> None:
+@each_server_revision
+@each_client_revision
+async def test_a_task_that_the_server_forgets_fails(
+    server_revision: str, client_revision: str, autojump_clock: MockClock
+) -> None:
     store = MemoryStore()
-    async with relayed(behind, before, serving(store=store)) as wire:
+    async with client_through_relay(server_revision, client_revision, task_server(store=store)) as wire:
         id = await begin(wire, "compute", {"seconds": 100})
         await trio.sleep(5)
         (row,) = store._rows.values()
         await store.delete(row.kind, row.key)
-        task = await until(wire, id)
+        task = await wait_for_status(wire, id)
         assert task["status"] == "failed"
         assert "there is no task" in task["statusMessage"]
 
 
-@behind
-@before
+@each_server_revision
+@each_client_revision
 async def test_without_room_for_its_record_a_task_is_cancelled(
-    behind: str, before: str, autojump_clock: MockClock
+    server_revision: str, client_revision: str, autojump_clock: MockClock
 ) -> None:
-    server, ended = serving(), list[str]()
+    server, ended = task_server(), list[str]()
 
     @server.tool(task="required")
     async def endless() -> str:
@@ -957,8 +1004,8 @@ async def test_without_room_for_its_record_a_task_is_cancelled(
             ended.append("stopped")
 
     async with (
-        open_relay(server, revision=behind, limits=Limits(tasks=0)) as relay,
-        connected(relay, before, check=False, capabilities=capabilities(before)) as wire,
+        open_relay(server, revision=server_revision, limits=Limits(tasks=0)) as relay,
+        connected(relay, client_revision, check=False, capabilities=capabilities(client_revision)) as wire,
     ):
         with pytest.raises(ErrorResponse, match=r"Limits\.tasks"):
             await begin(wire, "endless")
@@ -966,23 +1013,23 @@ async def test_without_room_for_its_record_a_task_is_cancelled(
         assert ended == ["stopped"]
 
 
-@behind
+@each_server_revision
 @each_transport_and_asgi(revisions=(CORE, EXTENSION), without=("child",), legacy_without=("http json",))
-async def test_a_client_of_ours_uses_tasks_through_a_relay(
-    variant: Variant, behind: str, autojump_clock: MockClock
+async def test_the_trio_mcp_client_uses_tasks_through_a_relay(
+    variant: Variant, server_revision: str, autojump_clock: MockClock
 ) -> None:
     user = User()
     async with (
-        open_relay(serving(), revision=behind) as relay,
+        open_relay(task_server(), revision=server_revision) as relay,
         client_of(variant, relay, tasks=True, elicitation=user) as client,
     ):
         with pytest.raises(RequestError, match="no protocol"):
             await (await client.start_task("failing", {"kind": "protocol"})).result()
         failed = await (await client.start_task("failing", {"kind": "tool"})).result()
-        assert (failed.is_error, said(failed)) == (True, "no disk")
+        assert (failed.is_error, text_of(failed)) == (True, "no disk")
         assert await client.call_tool("greet", {"name": "Ann"}, returns=str) == "Hello, Ann!"
         task = await client.start_task("two")
-        assert said(await task.result()) == "First? and Second?"
+        assert text_of(await task.result()) == "First? and Second?"
         assert sorted(user.asked) == ["First?", "Second?"]
         task = await client.start_task("compute", {"seconds": 50})
         await task.cancel()

@@ -1,4 +1,4 @@
-"""Tasks of a server, in both forms, against a client that writes its JSON by hand."""
+"""Tasks of a server, in both forms, with a client that sends handwritten JSON."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ from trio_mcp.core import (
     TaskRecord,
 )
 
-# The tasks of a run are an inner part.
+# The tasks of a run are internal.
 from trio_mcp.extensions.tasks.keeper import Keeper
 from trio_mcp.extensions.tasks.server import RunTasks  # the same
 from trio_mcp.stores import MemoryStore, Row, StoreFailed, StoreFull
@@ -49,7 +49,7 @@ class Name:
     name: str
 
 
-def serving(**options: Any) -> Server:
+def task_server(**options: Any) -> Server:
     server = Server("tasks", **options)
 
     @server.tool
@@ -99,15 +99,15 @@ def capabilities(revision: str) -> dict[str, Any]:
 
 
 @asynccontextmanager
-async def speaking(revision: str, server: Server | None = None, **options: Any) -> AsyncIterator[RawClient]:
+async def raw_client(revision: str, server: Server | None = None, **options: Any) -> AsyncIterator[RawClient]:
     options.setdefault("capabilities", capabilities(revision))
-    async with connected(server or serving(), revision, check=False, **options) as wire:
+    async with connected(server or task_server(), revision, check=False, **options) as wire:
         yield wire
 
 
 @asynccontextmanager
-async def attached(revision: str, server: Server) -> AsyncIterator[RawClient]:
-    """As `speaking`, in a run of the server that goes on; its tasks may be left."""
+async def client_in_open_run(revision: str, server: Server) -> AsyncIterator[RawClient]:
+    """Like `raw_client`, but the run of the server continues after the block, maybe with tasks."""
     ours, theirs = trio.testing.memory_stream_pair()
     async with trio.open_nursery() as nursery:
         nursery.start_soon(serve_stream, server, theirs)
@@ -129,7 +129,7 @@ async def begin(wire: RawClient, name: str, arguments: dict[str, Any] | None = N
     return str(result["taskId"])
 
 
-async def until(wire: RawClient, id: str, *statuses: str) -> dict[str, Any]:
+async def wait_for_status(wire: RawClient, id: str, *statuses: str) -> dict[str, Any]:
     while True:
         task = await wire.call("tasks/get", {"taskId": id})
         assert wire.revision == CORE or task["resultType"] == "complete"
@@ -148,12 +148,12 @@ def text(result: dict[str, Any]) -> str:
 @req("task-20", "task-33", "task-34", "task-35", "xtask-01", "xtask-10", "xtask-16", "xtask-18", "xtask-22")
 @BOTH
 async def test_a_call_becomes_a_task_and_its_result_is_kept(revision: str, autojump_clock: MockClock) -> None:
-    async with speaking(revision) as wire:
+    async with raw_client(revision) as wire:
         start = trio.current_time()
         id = await begin(wire, "compute", {"seconds": 5})
         assert trio.current_time() == start
         assert (await wire.call("tasks/get", {"taskId": id}))["status"] == "working"
-        task = await until(wire, id)
+        task = await wait_for_status(wire, id)
         assert task["status"] == "completed"
         if revision == EXTENSION:
             result = task["result"]
@@ -170,7 +170,7 @@ async def test_a_call_becomes_a_task_and_its_result_is_kept(revision: str, autoj
 async def test_a_middleware_sees_the_results_of_tasks(
     wrapped: bool, revision: str, id: str | None, autojump_clock: MockClock
 ) -> None:
-    """Without one, a stored result is passed on as text."""
+    """Without a middleware, the text of a stored result is sent unchanged."""
     seen: list[dict[str, Any]] = []
 
     async def look(ctx: Context, request: Any, call_next: Any) -> dict[str, Any]:
@@ -180,9 +180,9 @@ async def test_a_middleware_sees_the_results_of_tasks(
             return seen[-1]
         return result
 
-    async with speaking(revision, serving(middleware=[look] if wrapped else [])) as wire:
+    async with raw_client(revision, task_server(middleware=[look] if wrapped else [])) as wire:
         task = await begin(wire, "compute", {"seconds": 0})
-        await until(wire, task)
+        await wait_for_status(wire, task)
         request = await wire.start("tasks/result" if revision == CORE else "tasks/get", {"taskId": task}, id=id)
         sent = (await wire.response(request))["result"]
         result = sent if revision == CORE else sent["result"]
@@ -195,14 +195,14 @@ async def test_a_middleware_sees_the_results_of_tasks(
 @req("xtask-02", "task-03")
 @BOTH
 async def test_a_client_without_tasks_gets_an_ordinary_result(revision: str, autojump_clock: MockClock) -> None:
-    async with speaking(revision, capabilities=CAPABILITIES[revision]) as wire:
+    async with raw_client(revision, capabilities=CAPABILITIES[revision]) as wire:
         result = await wire.call("tools/call", {"name": "compute", "arguments": {"seconds": 1}})
         assert text(result) == "computed, no task"
 
 
 @pytest.mark.parametrize("revision", ["2024-11-05", "2025-03-26", "2025-06-18"])
 async def test_an_older_client_gets_an_ordinary_result(revision: str, autojump_clock: MockClock) -> None:
-    async with connected(serving(), revision, check=False) as wire:
+    async with connected(task_server(), revision, check=False) as wire:
         params = {"name": "compute", "arguments": {"seconds": 1}, "task": {}}
         assert text(await wire.call("tools/call", params)) == "computed, no task"
         for method in ("tasks/get", "tasks/list"):
@@ -214,7 +214,7 @@ async def test_an_older_client_gets_an_ordinary_result(revision: str, autojump_c
 @req("task-06", "task-09", "xtask-05", "task-17")
 @BOTH
 async def test_a_tool_says_whether_it_runs_as_a_task(revision: str, autojump_clock: MockClock) -> None:
-    async with speaking(revision, capabilities=CAPABILITIES[revision]) as wire:
+    async with raw_client(revision, capabilities=CAPABILITIES[revision]) as wire:
         with pytest.raises(ErrorResponse) as caught:
             await wire.call("tools/call", {"name": "failing", "arguments": {"kind": "tool"}})
         if revision == CORE:
@@ -222,7 +222,7 @@ async def test_a_tool_says_whether_it_runs_as_a_task(revision: str, autojump_clo
         else:
             assert caught.value.code == MISSING_CLIENT_CAPABILITY
             assert caught.value.data == {"requiredCapabilities": {"extensions": {TASKS_EXTENSION: {}}}}
-    async with speaking(revision) as wire:
+    async with raw_client(revision) as wire:
         params = {"name": "greet", "arguments": {"name": "Ann"}, "task": {"ttl": 5}}
         if revision == CORE:
             with pytest.raises(ErrorResponse) as caught:
@@ -241,7 +241,7 @@ async def test_a_server_without_tasks_ignores_the_param(revision: str, autojump_
     async def greet(name: str) -> str:
         return f"Hello, {name}!"
 
-    async with speaking(revision, server) as wire:
+    async with raw_client(revision, server) as wire:
         assert "tasks" not in wire.opening["capabilities"]
         params = {"name": "greet", "arguments": {"name": "Ann"}, "task": {}}
         assert text(await wire.call("tools/call", params)) == "Hello, Ann!"
@@ -250,7 +250,7 @@ async def test_a_server_without_tasks_ignores_the_param(revision: str, autojump_
 @req("task-01", "task-66", "xtask-50")
 @BOTH
 async def test_the_server_declares_tasks(revision: str, autojump_clock: MockClock) -> None:
-    async with speaking(revision) as wire:
+    async with raw_client(revision) as wire:
         declared = (await wire.about())["capabilities"]
         if revision == CORE:
             assert declared["tasks"] == {"list": {}, "cancel": {}, "requests": {"tools": {"call": {}}}}
@@ -273,9 +273,9 @@ async def test_the_server_declares_tasks(revision: str, autojump_clock: MockCloc
 @req("task-64", "xtask-09", "xtask-20", "xtask-21", "task-54", "task-35")
 @BOTH
 async def test_failures_of_tools_and_of_the_protocol_differ(revision: str, autojump_clock: MockClock) -> None:
-    async with speaking(revision) as wire:
-        tool = await until(wire, await begin(wire, "failing", {"kind": "tool"}))
-        protocol = await until(wire, await begin(wire, "failing", {"kind": "protocol"}))
+    async with raw_client(revision) as wire:
+        tool = await wait_for_status(wire, await begin(wire, "failing", {"kind": "tool"}))
+        protocol = await wait_for_status(wire, await begin(wire, "failing", {"kind": "protocol"}))
         assert (protocol["status"], protocol["statusMessage"]) == ("failed", "no protocol")
         if revision == EXTENSION:
             assert (tool["status"], text(tool["result"]), tool["result"]["isError"]) == ("completed", "no disk", True)
@@ -294,7 +294,7 @@ async def test_failures_of_tools_and_of_the_protocol_differ(revision: str, autoj
 async def test_arguments_that_are_no_object_make_no_task(
     revision: str, arguments: Any, autojump_clock: MockClock
 ) -> None:
-    async with speaking(revision) as wire:
+    async with raw_client(revision) as wire:
         with pytest.raises(ErrorResponse, match="arguments must be an object") as caught:
             await wire.call("tools/call", {"name": "confirm", "arguments": arguments, "task": {}})
         assert caught.value.code == INVALID_PARAMS
@@ -302,7 +302,7 @@ async def test_arguments_that_are_no_object_make_no_task(
 
 @BOTH
 async def test_wrong_arguments_make_no_task(revision: str, autojump_clock: MockClock) -> None:
-    async with speaking(revision) as wire:
+    async with raw_client(revision) as wire:
         result = await wire.call("tools/call", {"name": "compute", "arguments": {"seconds": "x"}, "task": {}})
         assert result["isError"]
         with pytest.raises(ErrorResponse):
@@ -313,7 +313,7 @@ async def test_wrong_arguments_make_no_task(revision: str, autojump_clock: MockC
 @BOTH
 async def test_the_methods_of_each_form(revision: str, autojump_clock: MockClock) -> None:
     there = {CORE: ("get", "result", "cancel"), EXTENSION: ("get", "update", "cancel")}[revision]
-    async with speaking(revision) as wire:
+    async with raw_client(revision) as wire:
         for name in ("get", "update", "result", "cancel"):
             with pytest.raises(ErrorResponse) as caught:
                 await wire.call(f"tasks/{name}", {"taskId": "x", "inputResponses": {}})
@@ -323,7 +323,7 @@ async def test_the_methods_of_each_form(revision: str, autojump_clock: MockClock
                 await wire.call("tasks/list")
             assert caught.value.code == METHOD_NOT_FOUND
     if revision == EXTENSION:
-        async with speaking(revision, capabilities=CAPABILITIES[revision]) as wire:
+        async with raw_client(revision, capabilities=CAPABILITIES[revision]) as wire:
             for name in there:
                 with pytest.raises(ErrorResponse) as caught:
                     await wire.call(f"tasks/{name}", {"taskId": "x"})
@@ -334,7 +334,7 @@ async def test_the_methods_of_each_form(revision: str, autojump_clock: MockClock
 @BOTH
 async def test_a_task_is_cancelled(revision: str, autojump_clock: MockClock) -> None:
     ended: list[str] = []
-    server = serving()
+    server = task_server()
 
     @server.tool(task="optional")
     async def endless() -> str:
@@ -343,7 +343,7 @@ async def test_a_task_is_cancelled(revision: str, autojump_clock: MockClock) -> 
         finally:
             ended.append("stopped")
 
-    async with speaking(revision, server) as wire:
+    async with raw_client(revision, server) as wire:
         id = await begin(wire, "endless")
         await trio.sleep(1)
         result = await wire.call("tasks/cancel", {"taskId": id})
@@ -366,13 +366,13 @@ async def test_a_task_is_cancelled(revision: str, autojump_clock: MockClock) -> 
 
 @req("cancel-09", "xtask-34")
 @BOTH
-async def test_a_cancelled_notification_does_not_touch_a_task(revision: str, autojump_clock: MockClock) -> None:
-    async with speaking(revision) as wire:
+async def test_a_cancelled_notification_does_not_cancel_a_task(revision: str, autojump_clock: MockClock) -> None:
+    async with raw_client(revision) as wire:
         params: dict[str, Any] = {"name": "compute", "arguments": {"seconds": 2}, "task": {}}
         request = await wire.start("tools/call", params)
         result = (await wire.response(request))["result"]
         await wire.cancel(request)
-        task = await until(wire, result["taskId"] if revision == EXTENSION else result["task"]["taskId"])
+        task = await wait_for_status(wire, result["taskId"] if revision == EXTENSION else result["task"]["taskId"])
         assert task["status"] == "completed"
 
 
@@ -382,9 +382,9 @@ async def test_a_cancelled_notification_does_not_touch_a_task(revision: str, aut
 @req("xtask-17", "xtask-25", "xtask-32", "xtask-33", "xtask-29", "xtask-47")
 @NEWER
 async def test_questions_are_answered_by_updates(revision: str, autojump_clock: MockClock) -> None:
-    async with speaking(revision) as wire:
+    async with raw_client(revision) as wire:
         id = await begin(wire, "two")
-        task = await until(wire, id, "input_required")
+        task = await wait_for_status(wire, id, "input_required")
         assert set(task["inputRequests"]) == {"first", "second"}
         assert task["inputRequests"]["first"]["method"] == "elicitation/create"
         answer = {"action": "accept", "content": {"name": "Ann"}}
@@ -395,20 +395,20 @@ async def test_questions_are_answered_by_updates(revision: str, autojump_clock: 
         again = {"action": "accept", "content": {"name": "Eve"}}
         await wire.call("tasks/update", {"taskId": id, "inputResponses": {"first": again}})
         await wire.call("tasks/update", {"taskId": id, "inputResponses": {"second": again}})
-        task = await until(wire, id)
+        task = await wait_for_status(wire, id)
         assert text(task["result"]) == "Ann and Eve"
 
 
 @req("task-23", "task-25", "task-26", "task-27", "task-36")
 @OLDER
 async def test_questions_come_on_the_stream_of_tasks_result(revision: str, autojump_clock: MockClock) -> None:
-    async with speaking(revision) as wire:
+    async with raw_client(revision) as wire:
         wire.answers["elicitation/create"] = lambda params: {
             "action": "accept",
             "content": {"name": params["message"].removesuffix("?")},
         }
         id = await begin(wire, "two")
-        task = await until(wire, id, "input_required")
+        task = await wait_for_status(wire, id, "input_required")
         assert not wire.asked
         result = await wire.call("tasks/result", {"taskId": id})
         assert text(result) == "First and Second"
@@ -420,7 +420,7 @@ async def test_questions_come_on_the_stream_of_tasks_result(revision: str, autoj
 async def test_a_question_that_the_client_refuses_fails_in_the_handler(
     revision: str, autojump_clock: MockClock
 ) -> None:
-    async with speaking(revision) as wire:
+    async with raw_client(revision) as wire:
         wire.answers["elicitation/create"] = lambda params: ErrorResponse(-1, "no user")
         id = await begin(wire, "confirm")
         result = await wire.call("tasks/result", {"taskId": id})
@@ -430,7 +430,7 @@ async def test_a_question_that_the_client_refuses_fails_in_the_handler(
 
 @OLDER
 async def test_a_question_waits_for_the_next_tasks_result(revision: str, autojump_clock: MockClock) -> None:
-    async with speaking(revision) as wire:
+    async with raw_client(revision) as wire:
         answered = trio.Event()
 
         async def slowly(params: dict[str, Any]) -> dict[str, Any]:
@@ -455,16 +455,16 @@ async def test_a_question_waits_for_the_next_tasks_result(revision: str, autojum
 
 @NEWER
 async def test_an_answer_of_the_wrong_shape_may_be_sent_again(revision: str, autojump_clock: MockClock) -> None:
-    async with speaking(revision) as wire:
+    async with raw_client(revision) as wire:
         id = await begin(wire, "confirm")
-        await until(wire, id, "input_required")
+        await wait_for_status(wire, id, "input_required")
         wrong: list[Any] = [{"form": {"action": "perhaps"}}, {"form": 3}, [], None]
         for responses in wrong:
             with pytest.raises(ErrorResponse) as caught:
                 await wire.call("tasks/update", {"taskId": id, "inputResponses": responses})
             assert caught.value.code == INVALID_PARAMS
         await wire.call("tasks/update", {"taskId": id, "inputResponses": {"form": {"action": "decline"}}})
-        assert text((await until(wire, id))["result"]) == "confirmed: Declined()"
+        assert text((await wait_for_status(wire, id))["result"]) == "confirmed: Declined()"
 
 
 @req("elic-45")
@@ -481,9 +481,9 @@ async def test_an_answer_of_the_wrong_shape_may_be_sent_again(revision: str, aut
 async def test_an_answer_that_does_not_fit_its_form_may_be_sent_again(
     content: Any, why: str, revision: str, autojump_clock: MockClock
 ) -> None:
-    async with speaking(revision) as wire:
+    async with raw_client(revision) as wire:
         id = await begin(wire, "two")
-        await until(wire, id, "input_required")
+        await wait_for_status(wire, id, "input_required")
         fits = {"action": "accept", "content": {"name": "Ann"}}
         wrong = {"action": "accept"} if content is None else {"action": "accept", "content": content}
         with pytest.raises(ErrorResponse) as caught:
@@ -491,21 +491,21 @@ async def test_an_answer_that_does_not_fit_its_form_may_be_sent_again(
         assert caught.value.code == INVALID_PARAMS
         assert caught.value.message == f"inputResponses['second']: the answer does not fit the form: content{why}"
         await wire.call("tasks/update", {"taskId": id, "inputResponses": {"first": fits, "second": fits}})
-        assert text((await until(wire, id))["result"]) == "Ann and Ann"
+        assert text((await wait_for_status(wire, id))["result"]) == "Ann and Ann"
 
 
 @NEWER
-async def test_what_is_no_field_of_its_form_does_not_spoil_an_answer(revision: str, autojump_clock: MockClock) -> None:
-    async with speaking(revision) as wire:
+async def test_unknown_fields_do_not_make_an_answer_invalid(revision: str, autojump_clock: MockClock) -> None:
+    async with raw_client(revision) as wire:
         id = await begin(wire, "two")
-        await until(wire, id, "input_required")
+        await wait_for_status(wire, id, "input_required")
         more = {"action": "accept", "content": {"name": "Ann", "more": [None]}}
         await wire.call("tasks/update", {"taskId": id, "inputResponses": {"first": more, "second": more}})
-        assert text((await until(wire, id))["result"]) == "Ann and Ann"
+        assert text((await wait_for_status(wire, id))["result"]) == "Ann and Ann"
 
 
 @NEWER
-async def test_an_answer_to_a_form_that_cannot_be_checked_is_taken(revision: str, autojump_clock: MockClock) -> None:
+async def test_an_answer_to_a_form_with_an_unknown_schema_is_accepted(revision: str, autojump_clock: MockClock) -> None:
     class Strange(Elicit[Any]):
         def _params_in(self, revision: Revision) -> JsonObject:
             params = super()._params_in(revision)
@@ -517,12 +517,12 @@ async def test_an_answer_to_a_form_that_cannot_be_checked_is_taken(revision: str
     async def strange(ctx: Context) -> str:
         return repr((await ctx.ask(form=Strange("Who?", Name)))["form"])
 
-    async with speaking(revision, server) as wire:
+    async with raw_client(revision, server) as wire:
         id = await begin(wire, "strange")
-        await until(wire, id, "input_required")
+        await wait_for_status(wire, id, "input_required")
         answer = {"action": "accept", "content": {"name": "Ann"}}
         await wire.call("tasks/update", {"taskId": id, "inputResponses": {"form": answer}})
-        assert text((await until(wire, id))["result"]) == "Accepted(value=Name(name='Ann'))"
+        assert text((await wait_for_status(wire, id))["result"]) == "Accepted(value=Name(name='Ann'))"
 
 
 @NEWER
@@ -530,13 +530,13 @@ async def test_an_answer_to_a_form_that_cannot_be_checked_is_taken(revision: str
 async def test_the_content_of_a_refused_question_is_not_checked(
     action: str, revision: str, autojump_clock: MockClock
 ) -> None:
-    async with speaking(revision) as wire:
+    async with raw_client(revision) as wire:
         id = await begin(wire, "confirm")
-        await until(wire, id, "input_required")
+        await wait_for_status(wire, id, "input_required")
         answer = {"action": action, "content": {"value": "no truth value"}}
         await wire.call("tasks/update", {"taskId": id, "inputResponses": {"form": answer}})
         expected = {"decline": "Declined()", "cancel": "Dismissed()"}[action]
-        assert text((await until(wire, id))["result"]) == f"confirmed: {expected}"
+        assert text((await wait_for_status(wire, id))["result"]) == f"confirmed: {expected}"
 
 
 @BOTH
@@ -549,14 +549,14 @@ async def test_a_task_may_return_its_questions(revision: str, autojump_clock: Mo
             return InputRequired({"who": Elicit("Who?", Name)}, state=[1])
         return f"{ctx.answers['who']['content']['name']} {ctx.state}"
 
-    async with speaking(revision, server) as wire:
+    async with raw_client(revision, server) as wire:
         answer = {"action": "accept", "content": {"name": "Ann"}}
         wire.answers["elicitation/create"] = lambda params: answer
         id = await begin(wire, "ask")
-        await until(wire, id, "input_required")
+        await wait_for_status(wire, id, "input_required")
         if revision == EXTENSION:
             await wire.call("tasks/update", {"taskId": id, "inputResponses": {"who": answer}})
-            result = (await until(wire, id))["result"]
+            result = (await wait_for_status(wire, id))["result"]
         else:
             result = await wire.call("tasks/result", {"taskId": id})
         assert text(result) == "Ann [1]"
@@ -574,48 +574,46 @@ async def test_a_handler_that_returns_the_same_question_again_is_answered_again(
         runs.append(ctx.answers.get("who", {}).get("content"))
         return InputRequired({"who": Elicit("Who?", Name)}) if len(runs) < 3 else "done"
 
-    async with speaking(revision, server) as wire:
+    async with raw_client(revision, server) as wire:
         names = iter(("Ann", "Bob"))
         wire.answers["elicitation/create"] = lambda params: {"action": "accept", "content": {"name": next(names)}}
         id = await begin(wire, "insist")
         if revision == EXTENSION:
             for key, name in ("who", "Ann"), ("who-2", "Bob"):
-                assert list((await until(wire, id, "input_required"))["inputRequests"]) == [key]
+                assert list((await wait_for_status(wire, id, "input_required"))["inputRequests"]) == [key]
                 answer = {"action": "accept", "content": {"name": name}}
                 await wire.call("tasks/update", {"taskId": id, "inputResponses": {key: answer}})
                 await trio.sleep(1)
         else:
             await wire.call("tasks/result", {"taskId": id})
-        assert (await until(wire, id))["status"] == "completed"
+        assert (await wait_for_status(wire, id))["status"] == "completed"
         assert runs == [None, {"name": "Ann"}, {"name": "Bob"}]
 
 
 @req("xtask-11")
 @BOTH
 async def test_a_tool_may_ask_first_and_become_a_task_afterwards(revision: str, autojump_clock: MockClock) -> None:
-    async with speaking(revision) as wire:
+    async with raw_client(revision) as wire:
         wire.answers["elicitation/create"] = lambda params: {"action": "accept", "content": {"name": "Alice"}}
         id = await begin(wire, "ask_first")
         assert len(wire.asked) == 1
         task = await wire.call("tasks/get", {"taskId": id})
         assert (task["status"], task["statusMessage"]) == ("working", "half of it")
-        task = await until(wire, id)
+        task = await wait_for_status(wire, id)
         result = task["result"] if revision == EXTENSION else await wire.call("tasks/result", {"taskId": id})
         assert text(result) == "Hello, Alice!"
 
 
 @req("task-33")
 @BOTH
-async def test_a_tool_that_never_starts_its_task_has_one_where_the_client_asked_for_it(
-    revision: str, autojump_clock: MockClock
-) -> None:
+async def test_a_requested_task_exists_if_the_tool_never_starts_it(revision: str, autojump_clock: MockClock) -> None:
     server = Server("lazy")
 
     @server.tool(task="optional", asks_first=True)
     async def lazy() -> str:
         return "done"
 
-    async with speaking(revision, server) as wire:
+    async with raw_client(revision, server) as wire:
         if revision == EXTENSION:
             assert text(await wire.call("tools/call", {"name": "lazy"})) == "done"
         else:
@@ -629,9 +627,9 @@ async def test_a_tool_that_never_starts_its_task_has_one_where_the_client_asked_
 @req("prog-11", "prog-12", "task-15", "task-26", "task-39")
 @OLDER
 async def test_progress_goes_on_until_the_task_ends(revision: str, autojump_clock: MockClock) -> None:
-    async with speaking(revision) as wire:
+    async with raw_client(revision) as wire:
         id = await begin(wire, "compute", {"seconds": 3}, progress="p")
-        await until(wire, id)
+        await wait_for_status(wire, id)
         reports = wire.noted(PROGRESS)
         assert [(each["progressToken"], each["progress"]) for each in reports] == [("p", 0), ("p", 1), ("p", 2)]
         for each in (*reports, *wire.noted(MESSAGE)):
@@ -647,11 +645,11 @@ async def test_progress_goes_on_until_the_task_ends(revision: str, autojump_cloc
 @req("xtask-39")
 @NEWER
 async def test_progress_becomes_the_status_message(revision: str, autojump_clock: MockClock) -> None:
-    async with speaking(revision) as wire:
+    async with raw_client(revision) as wire:
         id = await begin(wire, "compute", {"seconds": 3}, progress="p")
         await trio.sleep(1.5)
         assert (await wire.call("tasks/get", {"taskId": id}))["statusMessage"] == "second 1"
-        await until(wire, id)
+        await wait_for_status(wire, id)
         assert not wire.noted(PROGRESS)
         assert not wire.noted(MESSAGE)
 
@@ -659,14 +657,14 @@ async def test_progress_becomes_the_status_message(revision: str, autojump_clock
 @req("xtask-36", "xtask-37", "xtask-48", "xtask-49")
 @NEWER
 async def test_listeners_get_the_whole_task(revision: str, autojump_clock: MockClock) -> None:
-    async with speaking(revision) as wire:
+    async with raw_client(revision) as wire:
         id = await begin(wire, "confirm")
         listening = await wire.start("subscriptions/listen", {"notifications": {"taskIds": [id, "unknown", id]}})
         acknowledged = await wire.note(ACKNOWLEDGED)
         assert acknowledged["notifications"] == {"taskIds": [id]}
-        await until(wire, id, "input_required")
+        await wait_for_status(wire, id, "input_required")
         await wire.call("tasks/update", {"taskId": id, "inputResponses": {"form": {"action": "cancel"}}})
-        task = await until(wire, id)
+        task = await wait_for_status(wire, id)
         await trio.sleep(1)
         notes = wire.noted("notifications/tasks")
         tag = {"io.modelcontextprotocol/subscriptionId": listening}
@@ -677,7 +675,7 @@ async def test_listeners_get_the_whole_task(revision: str, autojump_clock: MockC
         with pytest.raises(ErrorResponse) as caught:
             await wire.call("subscriptions/listen", {"notifications": {"taskIds": "x"}})
         assert caught.value.code == INVALID_PARAMS
-    async with speaking(revision, capabilities=CAPABILITIES[revision]) as wire:
+    async with raw_client(revision, capabilities=CAPABILITIES[revision]) as wire:
         with pytest.raises(ErrorResponse) as caught:
             await wire.call("subscriptions/listen", {"notifications": {"taskIds": ["x"]}})
         assert caught.value.code == MISSING_CLIENT_CAPABILITY
@@ -689,8 +687,12 @@ async def test_listeners_get_the_whole_task(revision: str, autojump_clock: MockC
 @req("task-40", "task-43", "task-58", "task-60", "task-56")
 @OLDER
 async def test_a_session_lists_its_own_tasks(revision: str, autojump_clock: MockClock) -> None:
-    server = serving()
-    async with server.running(), attached(revision, server) as ann, attached(revision, server) as bob:
+    server = task_server()
+    async with (
+        server.running(),
+        client_in_open_run(revision, server) as ann,
+        client_in_open_run(revision, server) as bob,
+    ):
         ids = [await begin(ann, "compute", {"seconds": 1}) for _ in range(3)]
         await begin(bob, "compute", {"seconds": 1})
         listed = await ann.call("tasks/list")
@@ -704,8 +706,8 @@ async def test_a_session_lists_its_own_tasks(revision: str, autojump_clock: Mock
 
 @req("task-10", "task-29", "task-30")
 @OLDER
-async def test_the_requested_ttl_counts_up_to_the_limit(revision: str, autojump_clock: MockClock) -> None:
-    async with speaking(revision) as wire:
+async def test_the_requested_ttl_is_bounded_by_the_limit(revision: str, autojump_clock: MockClock) -> None:
+    async with raw_client(revision) as wire:
         for asked, given in (({"ttl": 5_000}, 5_000), ({}, 86_400_000), ({"ttl": 10**12}, 86_400_000)):
             id = await begin(wire, "compute", {"seconds": 1}, task=asked)
             assert (await wire.call("tasks/get", {"taskId": id}))["ttl"] == given
@@ -721,16 +723,16 @@ def alive() -> list[RunTasks]:
 @BOTH
 async def test_a_run_that_has_ended_is_freed(revision: str, autojump_clock: MockClock) -> None:
     before = len(alive())
-    async with speaking(revision) as wire:
-        await until(wire, await begin(wire, "compute", {"seconds": 1}))
+    async with raw_client(revision) as wire:
+        await wait_for_status(wire, await begin(wire, "compute", {"seconds": 1}))
         assert len(alive()) == before + 1
     del wire
     assert len(alive()) == before
 
 
 @OLDER
-async def test_nothing_is_left_of_a_task_that_expired_while_it_ran(revision: str, autojump_clock: MockClock) -> None:
-    async with speaking(revision) as wire:
+async def test_a_task_that_expires_while_it_runs_leaves_no_data(revision: str, autojump_clock: MockClock) -> None:
+    async with raw_client(revision) as wire:
         id = await begin(wire, "compute", {"seconds": 3600}, task={"ttl": 1000})
         (tasks,) = [each for each in alive() if id in each._callers]
         await trio.sleep(30)
@@ -741,7 +743,7 @@ async def test_nothing_is_left_of_a_task_that_expired_while_it_ran(revision: str
 @req("xtask-45", "task-57", "task-19")
 @BOTH
 async def test_ids_are_long_and_random(revision: str, autojump_clock: MockClock) -> None:
-    async with speaking(revision) as wire:
+    async with raw_client(revision) as wire:
         ids = {await begin(wire, "compute", {"seconds": 1}) for _ in range(20)}
         assert len(ids) == 20
         assert min(map(len, ids)) >= 32
@@ -750,12 +752,12 @@ async def test_ids_are_long_and_random(revision: str, autojump_clock: MockClock)
 @req("task-62", "task-61")
 @BOTH
 async def test_limits_refuse_calls_before_their_handlers_start(revision: str, autojump_clock: MockClock) -> None:
-    async with speaking(revision, serving(limits=Limits(tasks=1))) as wire:
+    async with raw_client(revision, task_server(limits=Limits(tasks=1))) as wire:
         await begin(wire, "compute", {"seconds": 1})
         with pytest.raises(ErrorResponse, match=r"no room for more tasks \(Limits.tasks\)") as caught:
             await begin(wire, "compute", {"seconds": 1})
         assert caught.value.code == INTERNAL_ERROR
-    async with speaking(revision, serving(limits=Limits(call_rate=2))) as wire:
+    async with raw_client(revision, task_server(limits=Limits(call_rate=2))) as wire:
         id = await begin(wire, "compute", {"seconds": 1})
         await wire.call("tasks/get", {"taskId": id})
         with pytest.raises(ErrorResponse, match=r"Limits\.call_rate"):
@@ -763,7 +765,7 @@ async def test_limits_refuse_calls_before_their_handlers_start(revision: str, au
 
 
 @NEWER
-async def test_a_call_that_is_cancelled_at_its_birth_leaves_no_task(
+async def test_a_call_that_is_cancelled_while_its_task_is_stored_leaves_no_task(
     revision: str, autojump_clock: MockClock, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     store, add = MemoryStore(), MemoryStore.add
@@ -774,7 +776,7 @@ async def test_a_call_that_is_cancelled_at_its_birth_leaves_no_task(
         return added
 
     monkeypatch.setattr(MemoryStore, "add", slowly)
-    async with speaking(revision, serving(store=store)) as wire:
+    async with raw_client(revision, task_server(store=store)) as wire:
         request = await wire.start("tools/call", {"name": "compute", "arguments": {"seconds": 1}})
         await trio.sleep(1)
         await wire.cancel(request)
@@ -784,8 +786,10 @@ async def test_a_call_that_is_cancelled_at_its_birth_leaves_no_task(
 
 
 @BOTH
-async def test_what_is_stored_of_a_call(revision: str, autojump_clock: MockClock) -> None:
-    """Arguments and answers may be secret: they are kept only for a call that may run again, and not after its end."""
+async def test_a_call_stores_its_arguments_and_answers_only_to_run_again(
+    revision: str, autojump_clock: MockClock
+) -> None:
+    """Arguments and answers may be secrets: they are stored only if the call may run again, and deleted at its end."""
     store = MemoryStore()
     server = Server("kept", store=store)
 
@@ -797,7 +801,7 @@ async def test_what_is_stored_of_a_call(revision: str, autojump_clock: MockClock
 
     server.tool(name="again", task="required", replay=True)(works)
     server.tool(name="once", task="required")(works)
-    async with speaking(revision, server) as wire:
+    async with raw_client(revision, server) as wire:
         answer = {"action": "accept", "content": {"name": "An answer"}}
         wire.answers["elicitation/create"] = lambda params: answer
         for name in ("again", "once"):
@@ -807,7 +811,7 @@ async def test_what_is_stored_of_a_call(revision: str, autojump_clock: MockClock
                 (body,) = [row.body for row in store._rows.values() if row.key == id]
                 return [each in body for each in (b"An argument", b"An answer", b"Who?")]
 
-            await until(wire, id, "input_required")
+            await wait_for_status(wire, id, "input_required")
             if revision == CORE:
                 await wire.start("tasks/result", {"taskId": id})
             else:
@@ -817,11 +821,11 @@ async def test_what_is_stored_of_a_call(revision: str, autojump_clock: MockClock
             await trio.sleep(6)
             if revision == EXTENSION:
                 await wire.call("tasks/update", {"taskId": id, "inputResponses": {"form-2": answer}})
-            assert (await until(wire, id))["status"] == "completed"
+            assert (await wait_for_status(wire, id))["status"] == "completed"
             assert kept() == [False, False, False]
 
 
-def test_a_store_is_an_object() -> None:
+def test_a_store_must_be_an_object() -> None:
     with pytest.raises(UsageError, match=r'store must be a store, got str; write SQLiteStore\("tasks.db"\)'):
         Server("x", store="tasks.db")  # type: ignore[arg-type]
 
@@ -831,13 +835,13 @@ def test_a_store_is_an_object() -> None:
 
 @BOTH
 async def test_a_task_outlives_the_connection_that_began_it(revision: str, autojump_clock: MockClock) -> None:
-    server = serving()
+    server = task_server()
     async with server.running():
-        async with attached(revision, server) as wire:
+        async with client_in_open_run(revision, server) as wire:
             id = await begin(wire, "compute", {"seconds": 3})
         await trio.sleep(5)
-        async with attached(revision, server) as wire:
-            assert (await until(wire, id))["status"] == "completed"
+        async with client_in_open_run(revision, server) as wire:
+            assert (await wait_for_status(wire, id))["status"] == "completed"
 
 
 @BOTH
@@ -862,26 +866,26 @@ async def test_a_store_outlives_the_run(revision: str, autojump_clock: MockClock
 
         return server
 
-    async with speaking(revision, made()) as wire:
+    async with raw_client(revision, made()) as wire:
         wire.answers["elicitation/create"] = lambda params: {"action": "accept", "content": {"name": params["message"]}}
         asking, single = await begin(wire, "ask"), await begin(wire, "once")
-        await until(wire, asking, "input_required")
+        await wait_for_status(wire, asking, "input_required")
         if revision == EXTENSION:
             answer = {"action": "accept", "content": {"name": "First?"}}
             await wire.call("tasks/update", {"taskId": asking, "inputResponses": {"form": answer}})
             await trio.sleep(1)
-            assert list((await until(wire, asking, "input_required"))["inputRequests"]) == ["form-2"]
-    async with speaking(revision, made()) as wire:
+            assert list((await wait_for_status(wire, asking, "input_required"))["inputRequests"]) == ["form-2"]
+    async with raw_client(revision, made()) as wire:
         wire.answers["elicitation/create"] = lambda params: {"action": "accept", "content": {"name": params["message"]}}
-        lost = await until(wire, single)
+        lost = await wait_for_status(wire, single)
         assert lost["status"] == "failed"
         assert "the server stopped while this task ran" in lost["statusMessage"]
-        task = await until(wire, asking, "input_required")
+        task = await wait_for_status(wire, asking, "input_required")
         if revision == EXTENSION:
             assert list(task["inputRequests"]) == ["form-2"]
             answer = {"action": "accept", "content": {"name": "Second?"}}
             await wire.call("tasks/update", {"taskId": asking, "inputResponses": {"form-2": answer}})
-            result = (await until(wire, asking))["result"]
+            result = (await wait_for_status(wire, asking))["result"]
         else:
             result = await wire.call("tasks/result", {"taskId": asking})
         assert text(result) == "First?, Second?"
@@ -915,15 +919,15 @@ async def test_a_task_that_is_started_twice_at_once_is_one_task(revision: str, a
             for _ in range(3):
                 nursery.start_soon(start)
 
-    async with speaking(revision, server) as wire:
+    async with raw_client(revision, server) as wire:
         id = await begin(wire, "eager")
-        assert (await until(wire, id))["status"] == "completed"
+        assert (await wait_for_status(wire, id))["status"] == "completed"
         assert started == [True] * 3
         assert [key for _, key in store._rows] == [id]
 
 
 @pytest.mark.parametrize("taken", ["extension", "filter", "tasks/get", "tasks/list"])
-async def test_what_tasks_need_must_be_free(taken: str, autojump_clock: MockClock) -> None:
+async def test_the_names_that_tasks_need_must_be_free(taken: str, autojump_clock: MockClock) -> None:
     server = Server("tasks")
     server.tool(name="plain")(lambda: "plain")
     if taken == "extension":
@@ -933,12 +937,12 @@ async def test_what_tasks_need_must_be_free(taken: str, autojump_clock: MockCloc
     else:
         server.method(taken)(lambda: {"by": "the program"})
 
-    async with speaking(EXTENSION, server) as wire:
+    async with raw_client(EXTENSION, server) as wire:
         before = await wire.about()
         for _ in range(2):
             with pytest.raises(UsageError, match=r"already|twice"):
                 server.tool(name="report", task="optional")(lambda: "done")
-        # What was refused has left nothing behind, in the run of this moment either.
+        # The refused registration has no effect, also not in the current run.
         assert await wire.about() == before
         assert text(await wire.call("tools/call", {"name": "plain"})) == "plain"
         if taken == "tasks/list":
@@ -953,7 +957,7 @@ async def no_part(*_: object) -> None:
     await trio.lowlevel.checkpoint()
 
 
-async def test_a_tool_without_a_task_has_none(autojump_clock: MockClock) -> None:
+async def test_a_tool_without_a_task_has_no_ctx_task(autojump_clock: MockClock) -> None:
     server = Server("x")
 
     @server.tool
@@ -962,17 +966,17 @@ async def test_a_tool_without_a_task_has_none(autojump_clock: MockClock) -> None
             ctx.task  # noqa: B018
         return "plain"
 
-    async with speaking(EXTENSION, server) as wire:
+    async with raw_client(EXTENSION, server) as wire:
         assert text(await wire.call("tools/call", {"name": "plain"})) == "plain"
 
 
 @BOTH
 async def test_tasks_of_a_mounted_server(revision: str, autojump_clock: MockClock) -> None:
     outer = Server("outer")
-    outer.mount(serving(), prefix="in_")
-    async with speaking(revision, outer) as wire:
+    outer.mount(task_server(), prefix="in_")
+    async with raw_client(revision, outer) as wire:
         id = await begin(wire, "in_compute", {"seconds": 1})
-        assert (await until(wire, id))["status"] == "completed"
+        assert (await wait_for_status(wire, id))["status"] == "completed"
 
 
 @BOTH
@@ -992,7 +996,7 @@ async def test_a_task_that_expires_before_its_handler_begins_is_stopped(
         self._hosts[task.id].stop("the ttl of the task has passed")
 
     monkeypatch.setattr(Keeper, "add", add)
-    async with speaking(revision, server) as wire:
+    async with raw_client(revision, server) as wire:
         await begin(wire, "late")
         (run,) = [each for each in gc.get_objects() if isinstance(each, RunTasks) and each._run.server is server]
         await trio.sleep(10)
@@ -1004,16 +1008,16 @@ async def test_the_caller_of_a_task_that_another_process_has_is_forgotten(
     revision: str, autojump_clock: MockClock
 ) -> None:
     store = MemoryStore()
-    server = serving(store=store, limits=Limits(task_seconds=60))
-    async with speaking(revision, server) as wire:
+    server = task_server(store=store, limits=Limits(task_seconds=60))
+    async with raw_client(revision, server) as wire:
         id = await begin(wire, "confirm")
         (row,) = store._rows.values()
         await store.lease("another process", inf)
         await store.replace(attrs.evolve(row, holder="another process"))
         await trio.sleep(1)
         (run,) = [each for each in gc.get_objects() if isinstance(each, RunTasks) and each._run.server is server]
-        assert (list(run._callers), run.keeper._hosts) == ([id], {})  # it is told what the other process does
-        await trio.sleep(100)  # its ttl has passed, of which there is no notice
+        assert (list(run._callers), run.keeper._hosts) == ([id], {})  # the caller gets the reports of the other process
+        await trio.sleep(100)  # the ttl passes without a notification
         assert not store._rows
         assert run._callers == {}
 
@@ -1031,8 +1035,8 @@ async def test_text_that_cannot_be_sent_fails_the_task(revision: str, place: str
             raise RequestError(-5, "no", {"half": "\ud800"})
         return "\ud800"
 
-    async with speaking(revision, server) as wire:
-        task = await until(wire, await begin(wire, "half"))
+    async with raw_client(revision, server) as wire:
+        task = await wait_for_status(wire, await begin(wire, "half"))
         assert (task["status"] == "failed") or task["result"]["isError"]
 
 
@@ -1045,9 +1049,9 @@ async def test_a_store_that_fails_is_an_internal_error(
         await trio.lowlevel.checkpoint()
         raise OSError("the disk is gone")
 
-    async with speaking(revision) as wire:
+    async with raw_client(revision) as wire:
         id = await begin(wire, "compute", {"seconds": 1})
-        await until(wire, id)
+        await wait_for_status(wire, id)
         monkeypatch.setattr(MemoryStore, "get", broken)
         with pytest.raises(ErrorResponse) as caught:
             await wire.call("tasks/get", {"taskId": id})
@@ -1057,7 +1061,7 @@ async def test_a_store_that_fails_is_an_internal_error(
 
 @req("xtask-43", "task-52", "task-53", "xtask-44")
 @BOTH
-async def test_a_client_is_told_that_the_store_is_away_or_full(
+async def test_a_client_gets_an_error_if_the_store_is_unavailable_or_full(
     revision: str, autojump_clock: MockClock, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     async def away(*_: object) -> None:
@@ -1072,10 +1076,10 @@ async def test_a_client_is_told_that_the_store_is_away_or_full(
         EXTENSION: {"tasks/get": {}, "tasks/update": {"inputResponses": {}}, "subscriptions/listen": {}},
         CORE: {"tasks/get": {}, "tasks/result": {}},
     }
-    async with speaking(revision) as wire:
+    async with raw_client(revision) as wire:
         id = await begin(wire, "confirm")
         other = await begin(wire, "compute", {"seconds": 1})
-        await until(wire, other)
+        await wait_for_status(wire, other)
         with monkeypatch.context() as patch:
             for method, more in about[revision].items():
                 patch.setattr(MemoryStore, "get", away)
@@ -1103,10 +1107,10 @@ async def test_a_question_stays_open_if_its_answer_cannot_be_stored(
             raise StoreFailed(failing.pop())
         return await replace(self, row)
 
-    async with speaking(revision) as wire:
+    async with raw_client(revision) as wire:
         wire.answers["elicitation/create"] = lambda params: {"action": "accept", "content": {"value": True}}
         id = await begin(wire, "confirm")
-        await until(wire, id, "input_required")
+        await wait_for_status(wire, id, "input_required")
         monkeypatch.setattr(MemoryStore, "replace", fail_once)
         with pytest.raises(ErrorResponse, match="the store of the tasks does not work"):
             await wire.call("tasks/result", {"taskId": id})
@@ -1115,7 +1119,7 @@ async def test_a_question_stays_open_if_its_answer_cannot_be_stored(
 
 @NEWER
 async def test_the_tasks_that_listeners_follow_are_bounded(revision: str, autojump_clock: MockClock) -> None:
-    async with speaking(revision, serving(limits=Limits(subscriptions=5))) as wire:
+    async with raw_client(revision, task_server(limits=Limits(subscriptions=5))) as wire:
         ids = [await begin(wire, "confirm") for _ in range(3)]
         params: dict[str, Any] = {"notifications": {"taskIds": [*ids, ids[0]]}}
         first = await wire.start("subscriptions/listen", params)
@@ -1150,7 +1154,7 @@ async def test_many_listeners_of_a_long_result_do_not_hold_up_the_server(
         read.append(len(text))
         return from_text(text)
 
-    async with speaking(revision, server) as wire:
+    async with raw_client(revision, server) as wire:
         id = await begin(wire, "long")
         for _ in range(20):
             await wire.start("subscriptions/listen", {"notifications": {"taskIds": [id]}})
@@ -1169,8 +1173,8 @@ async def test_many_listeners_of_a_long_result_do_not_hold_up_the_server(
 async def test_a_listener_whose_request_fails_is_forgotten(
     revision: str, autojump_clock: MockClock, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    server = serving()
-    async with speaking(revision, server) as wire:
+    server = task_server()
+    async with raw_client(revision, server) as wire:
         ids = [await begin(wire, "confirm") for _ in range(2)]
         (run,) = [each for each in gc.get_objects() if isinstance(each, RunTasks) and each._run.server is server]
         find = run.keeper.find
@@ -1188,19 +1192,19 @@ async def test_a_listener_whose_request_fails_is_forgotten(
 
 
 async def test_the_code_of_the_page_runs(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, inline: None, autojump_clock: MockClock
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, sqlite_in_event_loop: None, autojump_clock: MockClock
 ) -> None:
     page = (Path(__file__).parents[2] / "docs" / "tasks.md").read_text(encoding="utf-8")
     monkeypatch.chdir(tmp_path)
     names: dict[str, Any] = {}
     exec("\n".join(re.findall(r"^```python\n(.*?)^```", page, re.MULTILINE | re.DOTALL)), names)
-    async with speaking(EXTENSION, names["server"]) as wire:
+    async with raw_client(EXTENSION, names["server"]) as wire:
         wire.answers["elicitation/create"] = lambda params: {"action": "accept", "content": {"value": "small"}}
         report, order = await begin(wire, "report", {"pages": 1}), await begin(wire, "order")
-        assert "a pizza, Accepted(value='small')" in text((await until(wire, order))["result"])
-        await until(wire, report, "input_required")
+        assert "a pizza, Accepted(value='small')" in text((await wait_for_status(wire, order))["result"])
+        await wait_for_status(wire, report, "input_required")
         answer = {"action": "accept", "content": {"value": True}}
         await wire.call("tasks/update", {"taskId": report, "inputResponses": {"form": answer}})
-        assert text((await until(wire, report))["result"]) == "1 pages, Accepted(value=True)"
+        assert text((await wait_for_status(wire, report))["result"]) == "1 pages, Accepted(value=True)"
     assert (tmp_path / "tasks.db").exists()
     await names["come_back"](names["server"], report)

@@ -1,4 +1,4 @@
-"""Skills: the frontmatter, the methods of a server, and what a client verifies (SEP-2640)."""
+"""Skills: the frontmatter, the methods of a server, and the checks of a client (SEP-2640)."""
 
 from __future__ import annotations
 
@@ -19,16 +19,16 @@ from trio_mcp.core import INVALID_PARAMS, CacheHints, RemoteProtocolError
 from trio_mcp.errors import NotDeclared
 from trio_mcp.extensions.skills import Skill, SkillFile, SkillNotVerified, Skills
 
-# The parser is no public name.
+# The parser is internal.
 from trio_mcp.extensions.skills.frontmatter import BadFrontmatter, read_frontmatter
 from trio_mcp.types import TextResourceContents
 
 HEAD = "---\nname: {name}\ndescription: {name} helps\n---\n\n# {name}\n"
-SHELF = Path(__file__).parents[1] / "fixtures" / "skills"
+FIXTURES = Path(__file__).parents[1] / "fixtures" / "skills"
 
 
-def shelf(folder: Path, *names: str) -> Path:
-    """A directory with skills of these paths, each with a supporting file."""
+def make_skills(folder: Path, *names: str) -> Path:
+    """Create skills at these paths of the folder, each with a supporting file."""
     for path in names:
         skill = folder / path
         (skill / "references").mkdir(parents=True)
@@ -95,12 +95,12 @@ def test_frontmatter_is_read_as_json(text: str, value: Object) -> None:
         (f"a: {'[' * 40}{']' * 40}", "nested too deep"),
     ],
 )
-def test_what_is_not_read_is_refused_with_its_line(text: str, why: str) -> None:
+def test_unsupported_yaml_is_refused_with_its_line(text: str, why: str) -> None:
     with pytest.raises(BadFrontmatter, match=why):
         read_frontmatter(f"---\n{text}\n---\n")
 
 
-@pytest.mark.timeout(5)  # a reader that looks at each space again takes a minute
+@pytest.mark.timeout(5)  # with quadratic time the reader would take a minute
 @pytest.mark.parametrize("text", ["a{}x", "a: x{}y", "a: x{}# y", "'a'{}x", "a:{}x"])
 def test_long_runs_of_spaces_are_read_quickly(text: str) -> None:
     with contextlib.suppress(BadFrontmatter):
@@ -108,7 +108,7 @@ def test_long_runs_of_spaces_are_read_quickly(text: str) -> None:
 
 
 @pytest.mark.parametrize("text", ["", "name: x", "---\nname: x\n", f"---\na: {'x' * 100_000}\n---\n"])
-def test_a_file_without_frontmatter_is_no_skill(text: str) -> None:
+def test_a_file_without_frontmatter_is_refused(text: str) -> None:
     with pytest.raises(BadFrontmatter, match="must begin with frontmatter between"):
         read_frontmatter(text)
 
@@ -120,8 +120,10 @@ def test_a_file_without_frontmatter_is_no_skill(text: str) -> None:
 async def test_a_client_lists_loads_and_reads_skills(
     variant: Variant, tmp_path: Path, autojump_clock: MockClock
 ) -> None:
-    server = Server("shelf")
-    server.skills(shelf(tmp_path, "acme/refunds", "acme/refunds/nested", "git"), cache=CacheHints(60_000, "public"))
+    server = Server("skills")
+    server.skills(
+        make_skills(tmp_path, "acme/refunds", "acme/refunds/nested", "git"), cache=CacheHints(60_000, "public")
+    )
     async with client_of(variant, server) as client:
         skills = Skills(client)
         listed = {skill.uri: skill for skill in await skills.list()}
@@ -129,7 +131,7 @@ async def test_a_client_lists_loads_and_reads_skills(
         refunds = listed["skill://acme/refunds/SKILL.md"]
         assert (refunds.name, refunds.description, refunds.root) == ("refunds", "refunds helps", "skill://acme/refunds")
         assert refunds.files is not None
-        assert len(refunds.files) == 4  # those of the nested skill, too
+        assert len(refunds.files) == 4  # with those of the nested skill
         assert await skills.get(refunds.uri) == refunds
         assert await skills.load(refunds) == HEAD.format(name="refunds")
         assert await skills.read(refunds, "references/a%20b.bin") == b"\xff\x00"
@@ -151,11 +153,11 @@ async def test_a_client_lists_loads_and_reads_skills(
 
 
 @every_revision
-async def test_results_have_cache_hints_where_the_revision_has_them(
+async def test_results_have_cache_hints_if_the_revision_has_them(
     revision: str, tmp_path: Path, autojump_clock: MockClock
 ) -> None:
-    server = Server("shelf")
-    server.skills(shelf(tmp_path, *(f"skill-{n}" for n in range(60))), cache=CacheHints(5, "public"))
+    server = Server("skills")
+    server.skills(make_skills(tmp_path, *(f"skill-{n}" for n in range(60))), cache=CacheHints(5, "public"))
     async with connected(server, revision, check=False) as wire:
         first = await wire.call("skills/list")
         assert len(first["skills"]) == 50
@@ -174,8 +176,8 @@ async def test_a_filter_decides_which_skills_a_client_sees(tmp_path: Path, autoj
     def allowed(principal: Any, item: Any) -> bool:
         return "secret" not in str(getattr(item, "uri", ""))
 
-    server = Server("shelf", filter=allowed)
-    server.skills(shelf(tmp_path, "a/git", "b/secret"))
+    server = Server("skills", filter=allowed)
+    server.skills(make_skills(tmp_path, "a/git", "b/secret"))
     async with open_client(server) as client:
         skills = Skills(client)
         assert [skill.name for skill in await skills.list()] == ["git"]
@@ -188,9 +190,9 @@ async def test_a_filter_decides_which_skills_a_client_sees(tmp_path: Path, autoj
             await skills.read_directory("skill://b/secret")
 
 
-async def test_a_skill_that_changes_is_served_as_it_is_now(tmp_path: Path, autojump_clock: MockClock) -> None:
-    server = Server("shelf")
-    server.skills(shelf(tmp_path, "git", "other"))
+async def test_a_changed_skill_is_served_with_its_new_content(tmp_path: Path, autojump_clock: MockClock) -> None:
+    server = Server("skills")
+    server.skills(make_skills(tmp_path, "git", "other"))
     async with open_client(server) as client:
         skills = Skills(client)
         held, _ = await skills.list()
@@ -206,17 +208,17 @@ async def test_a_skill_that_changes_is_served_as_it_is_now(tmp_path: Path, autoj
         assert (await skills.load(current)).endswith("more\n")
         assert current.files is not None
         assert len(current.files) == 2
-        assert [skill.name for skill in await skills.list()] == ["git"]  # the other is no skill any more
+        assert [skill.name for skill in await skills.list()] == ["git"]  # without frontmatter the other one is no skill
         for wrong in ("hosts", ".hidden", "out/hosts", "again/SKILL.md", "x" * 1000):
             with pytest.raises(ResourceNotFound):
                 await client.read_resource(f"skill://git/{wrong}")
 
 
-def test_what_cannot_be_served_is_refused(tmp_path: Path) -> None:
-    server = Server("shelf")
-    folder = shelf(tmp_path / "good", "git")
+def test_an_invalid_skill_directory_is_refused(tmp_path: Path) -> None:
+    server = Server("skills")
+    folder = make_skills(tmp_path / "good", "git")
     server.skills(folder)
-    server.skills(shelf(tmp_path / "more", "one") / "one")  # a skill itself
+    server.skills(make_skills(tmp_path / "more", "one") / "one")  # the folder of a skill
     with pytest.raises(UsageError, match=r"skill://git/SKILL\.md is served already"):
         server.skills(folder)
     with pytest.raises(UsageError, match="skills needs a directory"):
@@ -243,19 +245,19 @@ def test_what_cannot_be_served_is_refused(tmp_path: Path) -> None:
 
     def grow(skill: Path) -> None:
         (skill / "huge").touch()
-        os.truncate(skill / "huge", 1 << 40)  # without contents
+        os.truncate(skill / "huge", 1 << 40)  # a sparse file
 
     refused("g", whole, "hosts support", grow)
 
 
-# A client, and servers that are not ours.
+# A client with servers of other implementations.
 
 
-class Playing:
-    """A server that says of skills what it is told."""
+class SkillServer:
+    """A server with given answers to the methods of skills."""
 
     def __init__(self, *, text: str = HEAD.format(name="git"), directories: bool = False) -> None:
-        self.server = Server("playing")
+        self.server = Server("skill_server")
         self.server.extension("io.modelcontextprotocol/skills", settings={"directoryRead": directories})
         self.answers: dict[str, Object] = {}
         self.server.fallback(self.answer)
@@ -296,10 +298,10 @@ FILE = {"uri": "skill://git/SKILL.md", "digest": f"sha256:{'0' * 64}", "size": 1
     ],
 )
 async def test_an_invalid_entry_is_refused(wrong: Object, autojump_clock: MockClock) -> None:
-    playing = Playing()
-    playing.answers = {"skills/list": {"skills": [entry(**wrong)]}, "skills/get": {"skill": entry(**wrong)}}
-    playing.answers["skills/list"]["skills"].append(entry())
-    async with open_client(playing.server) as client:
+    skill_server = SkillServer()
+    skill_server.answers = {"skills/list": {"skills": [entry(**wrong)]}, "skills/get": {"skill": entry(**wrong)}}
+    skill_server.answers["skills/list"]["skills"].append(entry())
+    async with open_client(skill_server.server) as client:
         skills = Skills(client)
         assert [skill.name for skill in await skills.list()] == ["git"]  # the other entry is left out
         assert len(skills.faults) == 1
@@ -318,22 +320,22 @@ async def test_an_invalid_entry_is_refused(wrong: Object, autojump_clock: MockCl
         ({"resources": "dynamic"}, "no frontmatter", "cannot be read"),
     ],
 )  # fmt: skip
-async def test_content_that_is_not_that_of_the_entry_is_not_used(
+async def test_content_that_does_not_match_its_entry_is_refused(
     members: Object, text: str, why: str, autojump_clock: MockClock
 ) -> None:
-    playing = Playing(text=text)
-    playing.answers["skills/get"] = {"skill": entry(**members)}
-    async with open_client(playing.server) as client:
+    skill_server = SkillServer(text=text)
+    skill_server.answers["skills/get"] = {"skill": entry(**members)}
+    async with open_client(skill_server.server) as client:
         skills = Skills(client)
         with pytest.raises(SkillNotVerified, match=why):
             await skills.load(await skills.get("skill://git/SKILL.md"))
 
 
-async def test_a_dynamic_skill_has_no_digests_but_bounds(autojump_clock: MockClock) -> None:
-    playing, big = Playing(), "x" * (9 * 1024 * 1024)
-    playing.answers["skills/get"] = {"skill": entry(resources="dynamic")}
-    playing.server.resource("skill://git/big")(lambda: big)
-    async with open_client(playing.server) as client:
+async def test_a_dynamic_skill_is_bounded_and_has_no_digests(autojump_clock: MockClock) -> None:
+    skill_server, big = SkillServer(), "x" * (9 * 1024 * 1024)
+    skill_server.answers["skills/get"] = {"skill": entry(resources="dynamic")}
+    skill_server.server.resource("skill://git/big")(lambda: big)
+    async with open_client(skill_server.server) as client:
         skills = Skills(client)
         skill = await skills.get("skill://git/SKILL.md")
         assert skill.files is None
@@ -347,13 +349,13 @@ async def test_a_dynamic_skill_has_no_digests_but_bounds(autojump_clock: MockClo
             await skills.read(skill, "big")
 
 
-async def test_what_a_server_does_not_offer_is_not_asked(autojump_clock: MockClock) -> None:
+async def test_requests_that_the_server_does_not_offer_are_not_sent(autojump_clock: MockClock) -> None:
     async with open_client(Server("plain")) as client:
         with pytest.raises(NotDeclared, match="skills/list needs the server capability"):
             Skills(client)
-    playing = Playing()
-    playing.answers = {"skills/list": {"skills": 7}, "skills/get": {"skill": entry()}}
-    async with open_client(playing.server) as client:
+    skill_server = SkillServer()
+    skill_server.answers = {"skills/list": {"skills": 7}, "skills/get": {"skill": entry()}}
+    async with open_client(skill_server.server) as client:
         skills = Skills(client)
         with pytest.raises(NotDeclared, match="directoryRead"):
             await skills.read_directory("skill://git")
@@ -366,21 +368,21 @@ async def test_what_a_server_does_not_offer_is_not_asked(autojump_clock: MockClo
             await skills.load(Skill("skill://git/SKILL.md", {"name": "git", "description": "x"}, files))
 
 
-async def test_contents_of_another_resource_are_not_those_of_the_file(autojump_clock: MockClock) -> None:
-    playing = Playing()
-    playing.answers["skills/get"] = {
+async def test_contents_with_the_uri_of_another_resource_are_refused(autojump_clock: MockClock) -> None:
+    skill_server = SkillServer()
+    skill_server.answers["skills/get"] = {
         "skill": entry(resources=[*entry()["resources"], {**FILE, "uri": "skill://git/a"}])
     }
 
-    @playing.server.resource("skill://git/a")
+    @skill_server.server.resource("skill://git/a")
     async def other() -> Any:
         return [TextResourceContents("skill://git/b", text="x"), TextResourceContents("skill://git/c", text="x")]
 
-    async with open_client(playing.server) as client:
+    async with open_client(skill_server.server) as client:
         skills = Skills(client)
         with pytest.raises(SkillNotVerified, match="did not return the content"):
             await skills.read(await skills.get("skill://git/SKILL.md"), "a")
 
 
 def test_the_skills_of_the_fixtures_are_served() -> None:
-    Server("x").skills(SHELF)
+    Server("x").skills(FIXTURES)

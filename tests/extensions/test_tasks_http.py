@@ -1,4 +1,4 @@
-"""Tasks of a server over HTTP, by hand: which answers are streams, and streams that a client drops."""
+"""Tasks of a server over HTTP, with handwritten requests: JSON responses, and streams that a client drops."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from typing import Any
 import trio
 from trio.testing import MockClock
 
-from tests.extensions.test_server_tasks import CORE, EXTENSION, serving
+from tests.extensions.test_server_tasks import CORE, EXTENSION, task_server
 from tests.http.client import Answer, HttpClient
 from tests.http.served import served
 from tests.requirements import req
@@ -24,7 +24,7 @@ async def begin(web: HttpClient, session: str, name: str, arguments: dict[str, A
 
 @req("task-24")
 async def test_requests_about_tasks_are_answered_with_json(autojump_clock: MockClock) -> None:
-    async with served(serving(), check=False) as web:
+    async with served(task_server(), check=False) as web:
         session = await web.initialize(CORE)
         task = await begin(web, session, "compute", {"seconds": 3})
         for method in ("tasks/get", "tasks/list", "tasks/cancel"):
@@ -33,7 +33,7 @@ async def test_requests_about_tasks_are_answered_with_json(autojump_clock: MockC
 
 @req("task-11")
 async def test_a_client_may_drop_the_stream_of_a_result(autojump_clock: MockClock) -> None:
-    async with served(serving(), check=False) as web:
+    async with served(task_server(), check=False) as web:
         session = await web.initialize(CORE)
         task = await begin(web, session, "confirm")
         message = web.request("tasks/result", {"taskId": task}, revision=CORE)
@@ -48,8 +48,8 @@ async def test_a_client_may_drop_the_stream_of_a_result(autojump_clock: MockCloc
         assert again.result["content"] == [{"type": "text", "text": "confirmed: Accepted(value=True)"}]
 
 
-async def test_a_name_in_the_head_may_be_missing_and_must_not_be_wrong(autojump_clock: MockClock) -> None:
-    async with served(serving(), check=False) as web:
+async def test_the_mcp_name_header_may_be_missing_but_not_wrong(autojump_clock: MockClock) -> None:
+    async with served(task_server(), check=False) as web:
         params = {"name": "compute", "arguments": {"seconds": 1}}
         made = await web.call("tools/call", params, revision=EXTENSION, meta=META)
         task = {"taskId": made.result["taskId"]}

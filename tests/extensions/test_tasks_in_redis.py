@@ -1,4 +1,4 @@
-"""Servers whose tasks are in a Redis that stops, starts again, and is slow."""
+"""Servers with tasks in Redis, while Redis stops, restarts or is slow."""
 
 from __future__ import annotations
 
@@ -20,13 +20,13 @@ from trio_mcp.stores import RedisStore
 pytestmark = pytest.mark.full
 T = TypeVar("T")
 OPTIONS: ClientOptions = {"tasks": True, "revision": "2026-07-28"}
-AWAY = "the store of the tasks does not work; try again later"
-SOON = 5.0  # seconds; a call that fails has done so within one
+STORE_FAILED = "the store of the tasks does not work; try again later"
+CALL_SECONDS = 5.0  # the maximum; a failing call takes at most one second
 
 
 @asynccontextmanager
-async def serving(url: str) -> AsyncIterator[str]:
-    """A server with tasks in this Redis."""
+async def task_server(url: str) -> AsyncIterator[str]:
+    """A server with its tasks in this Redis."""
     server = Server("test", store=RedisStore(url), state_keys=[bytes(32)])
 
     @server.tool
@@ -45,13 +45,13 @@ async def serving(url: str) -> AsyncIterator[str]:
         nursery.cancel_scope.cancel()
 
 
-async def tried(call: Callable[[], Awaitable[T]]) -> T | None:
-    """What a call returns; None if it was told that the store does not work."""
-    with trio.fail_after(SOON):
+async def try_call(call: Callable[[], Awaitable[T]]) -> T | None:
+    """Return the result of a call, or None if its error says that the store does not work."""
+    with trio.fail_after(CALL_SECONDS):
         try:
             return await call()
         except RequestError as error:
-            assert AWAY in str(error)  # noqa: PT017  # other errors are wrong
+            assert STORE_FAILED in str(error)  # noqa: PT017  # other errors are wrong
             return None
 
 
@@ -64,7 +64,7 @@ async def test_redis_stops_and_starts_under_load() -> None:
     async def call(url: str) -> None:
         async with open_client(url, **OPTIONS) as client:
             while not stop.is_set():
-                with trio.fail_after(SOON):
+                with trio.fail_after(CALL_SECONDS):
                     texts.append((await client.call_tool("plain", {"text": "x"})).content[0].text)
                 await trio.sleep(0.005)
 
@@ -72,7 +72,7 @@ async def test_redis_stops_and_starts_under_load() -> None:
         nonlocal refused
         async with open_client(url, **OPTIONS) as client:
             while not stop.is_set():
-                task = await tried(lambda: client.start_task("work", {"text": "x"}))
+                task = await try_call(lambda: client.start_task("work", {"text": "x"}))
                 if task is None:
                     refused += 1
                 else:
@@ -80,46 +80,46 @@ async def test_redis_stops_and_starts_under_load() -> None:
                 await trio.sleep(0.02)
 
     with redis_server() as redis:
-        async with serving(redis.url) as url, open_client(url, **OPTIONS) as client:
+        async with task_server(redis.url) as url, open_client(url, **OPTIONS) as client:
             async with trio.open_nursery() as nursery:
                 for _ in range(3):
                     nursery.start_soon(call, url)
                     nursery.start_soon(begin, url)
                 for _ in range(2):
-                    await until(lambda: known, more=10)
+                    await wait_for_more(lambda: known, more=10)
                     redis.kill()
                     before = refused
-                    await until(lambda: texts, more=50)  # calls that need no store go on
+                    await wait_for_more(lambda: texts, more=50)  # calls without tasks still work
                     while refused < before + 5:  # noqa: ASYNC110  # the clients count
                         await trio.sleep(0.01)
                     redis.start()
-                await until(lambda: known, more=10)
+                await wait_for_more(lambda: known, more=10)
                 stop.set()
             for task in known:
-                state = await ended(client.open_task(task.id))
+                state = await wait_for_end(client.open_task(task.id))
                 assert state is TaskStatus.COMPLETED
 
 
-async def until(counted: Callable[[], list[T]], more: int) -> None:
-    """Wait until there are so many more."""
-    most = len(counted()) + more
+async def wait_for_more(counted: Callable[[], list[T]], more: int) -> None:
+    """Wait until there are `more` items than now."""
+    target = len(counted()) + more
     with trio.fail_after(60):
-        while len(counted()) < most:  # noqa: ASYNC110  # the clients count
+        while len(counted()) < target:  # noqa: ASYNC110  # the clients count
             await trio.sleep(0.01)
 
 
-async def ended(task: ClientTask) -> TaskStatus:
+async def wait_for_end(task: ClientTask) -> TaskStatus:
     with trio.fail_after(60):
         while True:
-            state = await tried(task.status)
+            state = await try_call(task.status)
             if state is not None and state.terminal:
                 return state.status
             await trio.sleep(0.05)
 
 
 @asynccontextmanager
-async def delayed(redis: RedisServer, port: int, seconds: float) -> AsyncIterator[None]:
-    """A proxy on this port, which passes on what Redis says so many seconds later."""
+async def slow_proxy(redis: RedisServer, port: int, seconds: float) -> AsyncIterator[None]:
+    """A proxy on this port that delays the answers of Redis."""
 
     async def pump(source: trio.abc.ReceiveStream, sink: trio.abc.SendStream, seconds: float) -> None:
         async for data in source:
@@ -138,13 +138,13 @@ async def delayed(redis: RedisServer, port: int, seconds: float) -> AsyncIterato
         nursery.cancel_scope.cancel()
 
 
-async def test_calls_that_need_no_store_do_not_wait_for_a_slow_redis() -> None:
+async def test_calls_without_tasks_do_not_wait_for_a_slow_redis() -> None:
     order: list[str] = []
     with redis_server() as redis:
         port = unclaimed_port()
         async with (
-            delayed(redis, port, 0.3),
-            serving(f"redis://127.0.0.1:{port}") as url,
+            slow_proxy(redis, port, 0.3),
+            task_server(f"redis://127.0.0.1:{port}") as url,
             open_client(url, **OPTIONS) as client,
         ):
 

@@ -1,8 +1,10 @@
-"""A server whose tasks outlive it, to be killed at any moment: ``python -m tests.extensions.mortal FOLDER [URL]``.
+"""A server for tests that kill its process.
 
-They are in a file of the folder, or in the Redis at this URL.  There a process that has ended is noticed when its lease
-ends, so the lease is short.  The server prints its URL when it listens.  Each run of a handler adds a line to the file
-`runs` of the folder.
+    python -m tests.extensions.killable_server FOLDER [URL]
+
+Its tasks outlive the process: they are in a file of the folder, or in the Redis at this URL.  With Redis, other
+processes notice the end of a process when its lease expires, so the lease is short.  The server prints its URL when it
+listens.  Each run of a handler adds a line to the file `runs` of the folder.
 """
 
 from __future__ import annotations
@@ -15,7 +17,7 @@ import trio
 
 from trio_mcp import Accepted, Context, Limits, Server, serve_http
 
-# The lease is an inner part.
+# The lease is internal.
 from trio_mcp.extensions.tasks import keeper
 from trio_mcp.stores import RedisStore, SQLiteStore, Store
 
@@ -25,19 +27,19 @@ LEASE = 3.0  # seconds
 def make_server(folder: Path, url: str | None) -> Server:
     store: Store = SQLiteStore(folder / "tasks.db") if url is None else RedisStore(url)
     limits = Limits(tasks=200_000, tasks_each=200_000)
-    server = Server("mortal", store=store, state_keys=[bytes(32)], limits=limits)
+    server = Server("killable", store=store, state_keys=[bytes(32)], limits=limits)
     runs = os.open(folder / "runs", os.O_WRONLY | os.O_APPEND | os.O_CREAT)
 
     @server.tool(task="required")
     async def once(token: str, seconds: float) -> str:
-        """Work that cannot be done again."""
+        """Work that cannot be repeated."""
         os.write(runs, f"{token}\n".encode())
         await trio.sleep(seconds)
         return f"done {token}"
 
     @server.tool(task="required", replay=True)
     async def again(token: str, seconds: float, ctx: Context) -> str:
-        """Work that can be done again, with notes about it."""
+        """Work that can be repeated, with status messages."""
         os.write(runs, f"{token}\n".encode())
         for number in range(4):
             await ctx.task.status(f"part {number}")
@@ -46,7 +48,7 @@ def make_server(folder: Path, url: str | None) -> Server:
 
     @server.tool(task="required", replay=True)
     async def asks(token: str, seconds: float, ctx: Context) -> str:
-        """Two questions, and some work between them."""
+        """Two questions, with work after each."""
         os.write(runs, f"{token}\n".encode())
         said = []
         for number in range(2):
