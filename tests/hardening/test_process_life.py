@@ -1,4 +1,4 @@
-"""A process whose purpose is to serve: it answers its calls, stays small, never waits for stderr, and ends."""
+"""The process of a server: it answers its calls, keeps its memory small, never waits for stderr, and ends."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ from trio_mcp.core import META_CLIENT_CAPABILITIES, META_VERSION
 LATEST = "2026-07-28"
 ENVIRONMENT = {
     **{name: value for name, value in os.environ.items() if not name.startswith("PYTHON")},
-    # The package that this process tests.
+    # The package under test.
     "PYTHONPATH": str(Path(trio_mcp.__file__).parents[1]),
 }
 
@@ -40,9 +40,9 @@ def lines(messages: Iterable[object]) -> str:
     return "".join(f"{json.dumps(message)}\n" for message in messages)
 
 
-# The end of input.
+# The end of the input.
 
-PIPED = """
+PIPED_SERVER = """
 import trio, trio_mcp
 
 server = trio_mcp.Server("piped")
@@ -60,12 +60,12 @@ server.run()
 """
 
 
-def test_all_that_is_piped_in_is_answered() -> None:
+def test_all_piped_requests_are_answered() -> None:
     calls = [modern(id, "tools/call", name="later", arguments={"order": id}) for id in (3, 2, 1)]
     asking = modern(4, "tools/call", name="ask")
     asking["params"]["_meta"][META_CLIENT_CAPABILITIES] = {"elicitation": {}}
     done = subprocess.run(
-        [sys.executable, "-c", PIPED],
+        [sys.executable, "-c", PIPED_SERVER],
         input=lines([*calls, asking]).removesuffix("\n"),
         env=ENVIRONMENT,
         capture_output=True,
@@ -80,7 +80,7 @@ def test_all_that_is_piped_in_is_answered() -> None:
 
 # The last deadline.
 
-HOLDING = """
+ENDLESS_SERVER = """
 import sys, time
 import trio, trio_mcp
 
@@ -122,11 +122,11 @@ WAYS: dict[str, tuple[int, list[signal.Signals]]] = {
 }
 
 
-class Holding:
-    """A server with a handler that does not end, which has begun."""
+class EndlessServer:
+    """A server with a running handler that does not end."""
 
     def __init__(self, tool: str, way: str, kind: str, folder: Path) -> None:
-        self.what = (tool, way, kind)
+        self.case = (tool, way, kind)
         self.way = way
         self.given: IO[bytes] | socket.socket | None = None
         self.connection: http.client.HTTPConnection | None = None
@@ -139,7 +139,7 @@ class Holding:
             (folder / tool).write_bytes(call)
             stdin = (folder / tool).open("rb")
         self.process = subprocess.Popen(
-            [sys.executable, "-c", HOLDING, "http" if kind == "http" else "stdio"],
+            [sys.executable, "-c", ENDLESS_SERVER, "http" if kind == "http" else "stdio"],
             stdin=stdin, stdout=subprocess.PIPE, stderr=subprocess.PIPE, env=ENVIRONMENT,
         )  # fmt: skip
         if stdin is not subprocess.PIPE:
@@ -151,15 +151,15 @@ class Holding:
             self.process.stdin.flush()
         assert self.process.stderr is not None
         if kind == "http":
-            said = self.process.stderr.readline().decode()
-            self.connection = posted(int(said.rpartition(":")[2].partition("/")[0]), tool)
+            output = self.process.stderr.readline().decode()
+            self.connection = posted(int(output.rpartition(":")[2].partition("/")[0]), tool)
         assert self.process.stderr.readline() == b"<began>\n"
 
-    def tell(self) -> None:
+    def end_it(self) -> None:
         signals = WAYS[self.way][1]
         for number in signals:
             self.process.send_signal(number)
-        if self.way == "its client had gone":  # which a write finds out
+        if self.way == "its client had gone":  # the server notices this at a write
             assert self.process.stdin is not None
             assert self.process.stdout is not None
             self.process.stdout.close()
@@ -170,10 +170,10 @@ class Holding:
         elif not signals and self.given is not None:
             self.given.close()
 
-    def ends(self) -> tuple[int, list[str]]:
+    def wait_for_end(self) -> tuple[int, list[str]]:
         assert self.process.stderr is not None
-        said = self.process.stderr.read().decode().splitlines()
-        return self.process.wait(), said
+        output = self.process.stderr.read().decode().splitlines()
+        return self.process.wait(), output
 
     def close(self) -> None:
         self.process.kill()
@@ -192,38 +192,38 @@ def posted(port: int, tool: str) -> http.client.HTTPConnection:
 
 
 TOOLS, END, GONE = ("shield", "block", "hold"), "the end of standard input", "its client had gone"
-EVERY_END = [
+ENDINGS = [
     *((tool, way, "pipe") for tool in TOOLS for way in WAYS if way != GONE),
     *((tool, END, kind) for tool in TOOLS for kind in ("socket", "file")),
     *((tool, way, "http") for tool in TOOLS for way in WAYS if way not in (END, GONE)),
-    # While the loop is blocked nothing is written, so a lost client is not noticed.
+    # While the loop is blocked the server does not write, so it does not notice a lost client.
     *((tool, GONE, "pipe") for tool in TOOLS if tool != "block"),
 ]
 
 
 @pytest.mark.full
-def test_every_way_of_ending_has_an_end_whatever_runs(tmp_path: Path) -> None:
-    """All at once, for each takes three seconds."""
-    holding: list[Holding] = []
+def test_the_process_ends_even_if_a_handler_does_not(tmp_path: Path) -> None:
+    """All cases run at once, because each takes three seconds."""
+    servers: list[EndlessServer] = []
     try:
-        for each in EVERY_END:
-            holding.append(Holding(*each, tmp_path))
-        for each in holding:
-            each.tell()
-        found = {each.what: each.ends() for each in holding}
+        for each in ENDINGS:
+            servers.append(EndlessServer(*each, tmp_path))
+        for each in servers:
+            each.end_it()
+        found = {each.case: each.wait_for_end() for each in servers}
     finally:
-        for each in holding:
+        for each in servers:
             each.close()
     line = "trio_mcp: a handler or the lifespan has not ended 3.05 seconds after {}; the process ends without it"
-    for what, (status, said) in found.items():
-        way = what[1]
-        assert (what, status, said[-1]) == (what, WAYS[way][0], line.format(way.partition(",")[0]))
-        assert (len(said) == 1) is (what[0] != "block")  # a handler that blocks the loop is named before
+    for case, (status, output) in found.items():
+        way = case[1]
+        assert (case, status, output[-1]) == (case, WAYS[way][0], line.format(way.partition(",")[0]))
+        assert (len(output) == 1) is (case[0] != "block")  # a handler that blocks the loop is named before
 
 
-# The end of input while the lifespan begins, so that nothing reads it.
+# The end of the input while the lifespan begins, and no task reads the input.
 
-BEGINNING = """
+STARTING = """
 import contextlib, math, sys
 import trio, trio_mcp
 
@@ -238,12 +238,12 @@ trio_mcp.Server("beginning", lifespan=lifespan).run(shutdown_timeout=0.05)
 """
 
 
-class Beginning:
-    """A server whose lifespan begins."""
+class StartingServer:
+    """A server during the start of its lifespan."""
 
     def __init__(self, lifespan: str, *, unread: bool, gone: bool) -> None:
         self.process = subprocess.Popen(
-            [sys.executable, "-c", BEGINNING, lifespan],
+            [sys.executable, "-c", STARTING, lifespan],
             stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.PIPE, env=ENVIRONMENT,
         )  # fmt: skip
         assert self.process.stdin is not None
@@ -256,11 +256,11 @@ class Beginning:
             self.process.stdout.close()
         self.process.stdin.close()
 
-    def ends(self) -> tuple[int, str, str]:
+    def wait_for_end(self) -> tuple[int, str, str]:
         assert self.process.stdout is not None
         assert self.process.stderr is not None
-        said = "" if self.process.stdout.closed else self.process.stdout.read().decode()
-        return self.process.wait(), said[:8], self.process.stderr.read().decode().partition(" seconds")[0]
+        output = "" if self.process.stdout.closed else self.process.stdout.read().decode()
+        return self.process.wait(), output[:8], self.process.stderr.read().decode().partition(" seconds")[0]
 
     def close(self) -> None:
         self.process.kill()
@@ -271,17 +271,17 @@ class Beginning:
 
 
 @pytest.mark.full
-def test_a_lifespan_that_does_not_begin_ends_with_its_client() -> None:
-    """All at once, for each takes some seconds."""
-    beginning: list[Beginning] = []
+def test_a_lifespan_that_does_not_start_ends_with_its_client() -> None:
+    """All cases run at once, because each takes some seconds."""
+    servers: list[StartingServer] = []
     try:
         for lifespan, unread, gone in (
             ("plain", False, False), ("plain", True, True), ("shielded", False, False), ("slow", True, False)
         ):  # fmt: skip
-            beginning.append(Beginning(lifespan, unread=unread, gone=gone))
-        found = [each.ends() for each in beginning]
+            servers.append(StartingServer(lifespan, unread=unread, gone=gone))
+        found = [each.wait_for_end() for each in servers]
     finally:
-        for each in beginning:
+        for each in servers:
             each.close()
     last = "trio_mcp: a handler or the lifespan has not ended 3.05"
     assert found == [(0, "", ""), (0, "", ""), (0, "", last), (0, '{"jsonrp', "")]
@@ -289,7 +289,7 @@ def test_a_lifespan_that_does_not_begin_ends_with_its_client() -> None:
 
 # Standard error that is not read.
 
-SHOUTING = """
+LOUD_SERVER = """
 import logging, sys, warnings
 from sys import stderr
 import trio_mcp
@@ -318,11 +318,11 @@ if sys.argv[1] == "stdio":
 else:
     server.run(http="127.0.0.1:0")
 """
-HOWS = ("print", "stderr", "log", "configured log", "warning", "bytes")
+OUTPUTS = ("print", "stderr", "log", "configured log", "warning", "bytes")
 
 
 class Host:
-    """Starts a server, and reads its stderr only on demand."""
+    """A host that starts a server, and reads its stderr only on demand."""
 
     def __init__(self, program: str, *arguments: str, kind: str = "pipe") -> None:
         if kind == "pipe":
@@ -346,16 +346,16 @@ class Host:
         text: str = json.loads(self.process.stdout.readline())["result"]["content"][0]["text"]
         return text
 
-    def hears(self, text: str) -> str:
-        """All that is said on stderr until this is."""
-        said = b""
-        while text.encode() not in said:
+    def read_stderr_until(self, text: str) -> str:
+        """Read stderr up to and including the line with this text."""
+        output = b""
+        while text.encode() not in output:
             data = os.read(self.stderr, 65536)
-            assert data, f"the server has ended after {said.decode()[-500:]}"
-            said += data
-        while not said.endswith(b"\n"):
-            said += os.read(self.stderr, 1)
-        return said.decode()
+            assert data, f"the server has ended after {output.decode()[-500:]}"
+            output += data
+        while not output.endswith(b"\n"):
+            output += os.read(self.stderr, 1)
+        return output.decode()
 
     def close(self) -> None:
         self.process.kill()
@@ -376,29 +376,27 @@ def host() -> Iterator[Callable[..., Host]]:
         each.close()
 
 
-@pytest.mark.skipif(sys.platform != "linux", reason="pipes have no size that can be set")
+@pytest.mark.skipif(sys.platform != "linux", reason="the size of a pipe cannot be set")
 @pytest.mark.parametrize("kind", ["pipe", "socket"])
-def test_a_host_that_does_not_read_stderr_stops_nobody_and_is_told_what_it_has_missed(
-    host: Callable[..., Host], kind: str
-) -> None:
+def test_a_host_that_does_not_read_stderr_blocks_no_call_and_loses_lines(host: Callable[..., Host], kind: str) -> None:
     times = 1000
-    server = host(SHOUTING, "stdio", kind=kind)
-    for how in HOWS:
+    server = host(LOUD_SERVER, "stdio", kind=kind)
+    for how in OUTPUTS:
         assert server.call("shout", how=how, times=times) == "heard"
-    said = server.hears(" dropped here because standard error was not read\n")
-    dropped = re.findall(r"^trio_mcp: (\d+) lines were dropped here because standard error was not read$", said, re.M)
+    output = server.read_stderr_until(" dropped here because standard error was not read\n")
+    dropped = re.findall(r"^trio_mcp: (\d+) lines were dropped here because standard error was not read$", output, re.M)
     assert len(dropped) == 1
-    found = [(how, int(number)) for how, number in re.findall(r"<([a-z ]+) (\d+)> x{80}", said)]
-    assert found == [(how, number) for how in HOWS for number in range(times)][: len(found)]
-    assert len(found) + int(dropped[0]) == len(HOWS) * times
+    found = [(how, int(number)) for how, number in re.findall(r"<([a-z ]+) (\d+)> x{80}", output)]
+    assert found == [(how, number) for how in OUTPUTS for number in range(times)][: len(found)]
+    assert len(found) + int(dropped[0]) == len(OUTPUTS) * times
     assert server.call("shout", how="print", times=1) == "heard"
-    assert server.hears("\n").startswith("<print 0> ")  # and goes on as if nothing had been
+    assert server.read_stderr_until("\n").startswith("<print 0> ")  # later lines are written again
 
 
-@pytest.mark.skipif(sys.platform != "linux", reason="pipes have no size that can be set")
-def test_a_host_that_does_not_read_stderr_stops_nobody_by_http_either(host: Callable[..., Host]) -> None:
-    server = host(SHOUTING, "http")
-    port = int(server.hears("\n").rpartition(":")[2].partition("/")[0])
+@pytest.mark.skipif(sys.platform != "linux", reason="the size of a pipe cannot be set")
+def test_a_host_that_does_not_read_stderr_blocks_no_call_on_http(host: Callable[..., Host]) -> None:
+    server = host(LOUD_SERVER, "http")
+    port = int(server.read_stderr_until("\n").rpartition(":")[2].partition("/")[0])
     with contextlib.closing(http.client.HTTPConnection("127.0.0.1", port)) as connection:
         message = modern(1, "tools/call", name="shout", arguments={"how": "log", "times": 5000})
         headers = {"MCP-Protocol-Version": LATEST, "Mcp-Method": "tools/call", "Mcp-Name": "shout"}
@@ -411,7 +409,7 @@ def test_a_host_that_does_not_read_stderr_stops_nobody_by_http_either(host: Call
 
 # Memory.
 
-LEAVING = """
+CYCLE_SERVER = """
 import trio_mcp
 
 server = trio_mcp.Server("leaving")
@@ -443,13 +441,13 @@ server.run(shutdown_timeout=60)
         pytest.param(1_000_000, (2, 4), marks=pytest.mark.full),
     ],
 )
-def test_what_handlers_leave_in_cycles_does_not_pile_up(size: int, rounds: tuple[int, int]) -> None:
-    """In so many times the calls after which Python's collector looks at new objects, one of which is left by each."""
+def test_cycles_of_handlers_are_collected(size: int, rounds: tuple[int, int]) -> None:
+    """`rounds` counts in generations of Python's garbage collector.  Each call leaves one cycle."""
     young = gc.get_threshold()[0]
     leaving = [modern(0, "tools/call", name="leave", arguments={"size": size})] * young
     asking = modern(1, "tools/call", name="resident")
-    said = subprocess.run(
-        [sys.executable, "-c", LEAVING],
+    output = subprocess.run(
+        [sys.executable, "-c", CYCLE_SERVER],
         input=lines(
             each | {"id": id}
             for id, each in enumerate([*leaving * rounds[0], asking, *leaving * (rounds[1] - rounds[0]), asking], 1)
@@ -459,14 +457,14 @@ def test_what_handlers_leave_in_cycles_does_not_pile_up(size: int, rounds: tuple
         text=True,
         check=True,
     ).stdout
-    texts = [json.loads(line)["result"]["content"][0]["text"] for line in said.splitlines()]
+    texts = [json.loads(line)["result"]["content"][0]["text"] for line in output.splitlines()]
     first, last = (int(text) * os.sysconf("SC_PAGE_SIZE") for text in texts if text != "left")
-    assert last - first < 1.5 * young * size  # what waits for the next look differs by up to one time
+    assert last - first < 1.5 * young * size  # up to one generation waits for the next collection
 
 
-# A process that cannot begin.
+# A process that cannot start.
 
-NOT_BEGINNING = """
+CANNOT_START = """
 import sys, trio_mcp
 
 server = trio_mcp.Server("eager")
@@ -475,8 +473,8 @@ server.run(**{name: value for name, _, value in [sys.argv[1].partition("=")] if 
 
 
 @pytest.mark.parametrize("fd", [0, 1])
-def test_a_closed_standard_stream_is_one_line(fd: int) -> None:
-    shell = f"exec {shlex.join([sys.executable, '-c', NOT_BEGINNING, ''])} {fd}>&-"
+def test_a_closed_standard_stream_is_an_error_of_one_line(fd: int) -> None:
+    shell = f"exec {shlex.join([sys.executable, '-c', CANNOT_START, ''])} {fd}>&-"
     done = subprocess.run(
         ["sh", "-c", shell], env=ENVIRONMENT, stdin=subprocess.DEVNULL, capture_output=True, text=True
     )
@@ -486,7 +484,7 @@ def test_a_closed_standard_stream_is_one_line(fd: int) -> None:
 
 
 @pytest.mark.parametrize("at", ["a port", "a socket file", "a file that is no socket"])
-def test_an_address_that_is_taken_is_one_line(at: str, tmp_path: Path) -> None:
+def test_an_address_in_use_is_an_error_of_one_line(at: str, tmp_path: Path) -> None:
     path = tmp_path / "mcp"
     with socket.socket(socket.AF_INET if at == "a port" else socket.AF_UNIX) as other:
         if at == "a port":
@@ -504,7 +502,7 @@ def test_an_address_that_is_taken_is_one_line(at: str, tmp_path: Path) -> None:
             where = str(path)
             option, why = f"unix={path}", "it exists and is not a socket; choose another path"
         done = subprocess.run(
-            [sys.executable, "-c", NOT_BEGINNING, option], env=ENVIRONMENT, capture_output=True, text=True
+            [sys.executable, "-c", CANNOT_START, option], env=ENVIRONMENT, capture_output=True, text=True
         )
     assert done.returncode == 1
     (line,) = done.stderr.splitlines()

@@ -1,4 +1,4 @@
-"""What the simulation has found, each as a test of its own."""
+"""Faults that the simulation has found, with one test for each."""
 
 from __future__ import annotations
 
@@ -29,20 +29,20 @@ class Size:
     size: int
 
 
-class Network:
-    """Until `up` connecting and sending fail; receiving goes on."""
+class FailingNetwork:
+    """A network in which connecting and sending fail until the time `up`.  Receiving works."""
 
     def __init__(self) -> None:
         self.up = 0.0
         self.refused = 0
 
     @contextmanager
-    def between(self) -> Iterator[None]:
+    def active(self) -> Iterator[None]:
         async def send(stream: trio.abc.Stream, data: bytes) -> None:
             if trio.current_time() < self.up:
                 raise trio.BrokenResourceError
 
-        with sending(send, self.refuse):
+        with patched_connections(send, self.refuse):
             yield
 
     def refuse(self) -> None:
@@ -52,28 +52,28 @@ class Network:
 
 
 @contextmanager
-def losing(lose: Callable[[bytes], bool]) -> Iterator[None]:
-    """A connection breaks as soon as something is sent that is to be lost."""
+def lossy_connections(lose: Callable[[bytes], bool]) -> Iterator[None]:
+    """Break a connection when it sends data that is to be lost."""
 
     async def send(stream: trio.abc.Stream, data: bytes) -> None:
         if lose(data):
             await stream.aclose()
             raise trio.BrokenResourceError
 
-    with sending(send):
+    with patched_connections(send):
         yield
 
 
 @contextmanager
-def sending(
+def patched_connections(
     before: Callable[[trio.abc.Stream, bytes], Awaitable[None]], refuse: Callable[[], object] = lambda: None
 ) -> Iterator[None]:
-    """Connections that are refused by `refuse`, and whose bytes `before` sees first; each may raise."""
+    """Call `refuse` before each connection, and `before` with the bytes of each send.  Both may raise."""
     connect = trio.open_tcp_stream
 
-    async def dial(*variant: Any) -> trio.abc.Stream:
+    async def dial(*address: Any) -> trio.abc.Stream:
         refuse()
-        stream: Any = await connect(*variant)
+        stream: Any = await connect(*address)
         send = stream.send_all
 
         async def send_all(data: bytes) -> None:
@@ -88,8 +88,8 @@ def sending(
 
 
 @asynccontextmanager
-async def asked(variant: Variant, network: Network, seconds: float) -> AsyncIterator[Client]:
-    """A client of a server whose tool `order` asks it; with the question its network fails for so many seconds."""
+async def client_of_asking_server(variant: Variant, network: FailingNetwork, seconds: float) -> AsyncIterator[Client]:
+    """A client of a server with a tool `order` that asks it.  The network fails for `seconds` after the question."""
     server = Server("asking")
 
     @server.tool
@@ -101,26 +101,26 @@ async def asked(variant: Variant, network: Network, seconds: float) -> AsyncIter
         return {"size": 3}
 
     async with no_tasks_left(), serve_over(variant.transport, server) as url:
-        with network.between():
+        with network.active():
             async with open_client(url, revision=variant.revision, elicitation=answer) as client:
                 yield client
 
 
 @pytest.mark.parametrize("variant", [Variant("http", D), Variant("http+sse", D)], ids=" ".join)
 @pytest.mark.parametrize("seconds", [5.0, 50.0])
-async def test_an_answer_reaches_a_server_that_cannot_be_reached_for_a_while(
+async def test_an_answer_is_sent_again_while_the_server_cannot_be_reached(
     variant: Variant, seconds: float, autojump_clock: MockClock
 ) -> None:
-    network = Network()
-    async with asked(variant, network, seconds) as client:
+    network = FailingNetwork()
+    async with client_of_asking_server(variant, network, seconds) as client:
         with trio.fail_after(200):
             assert "size=3" in await client.call_tool("order", returns=str)
     assert network.refused > 0
 
 
-async def test_a_call_whose_answer_cannot_be_given_ends_with_the_session(autojump_clock: MockClock) -> None:
-    network = Network()
-    async with asked(Variant("http", D), network, math.inf) as client:
+async def test_a_call_ends_with_its_session_if_an_answer_cannot_be_sent(autojump_clock: MockClock) -> None:
+    network = FailingNetwork()
+    async with client_of_asking_server(Variant("http", D), network, math.inf) as client:
         with trio.fail_after(300), pytest.raises(SessionLost, match="an answer did not reach the server") as raised:
             await client.call_tool("order")
         assert raised.value.request_may_have_run
@@ -129,15 +129,15 @@ async def test_a_call_whose_answer_cannot_be_given_ends_with_the_session(autojum
 
 @pytest.mark.parametrize("seconds", [50.0, 75.0])
 @pytest.mark.parametrize("era", [D, E])
-def test_no_call_is_lost_where_a_server_closes_what_idles(era: str, seconds: float) -> None:
-    """Also of those that are sent as it does so."""
+def test_no_call_is_lost_when_a_server_closes_idle_connections(era: str, seconds: float) -> None:
+    """This includes calls that are sent while the server closes the connection."""
     delay = 0.05
     for late in (-2 * delay, -delay, 0.0, delay, 2 * delay):
         moves = (Move("echo"), Move("echo", wait=seconds + late))
         assert play(Plan(1, "http", era, (Program(moves),), Line(delay=delay))).violations == ()
 
 
-async def test_a_change_is_heard_that_happens_before_the_server_behind_a_relay_knows_who_listens(
+async def test_a_change_before_the_upstream_server_has_subscribed_is_received(
     autojump_clock: MockClock,
 ) -> None:
     async def slowly(ctx: Context, request: Request, call_next: Any) -> Any:
@@ -157,7 +157,7 @@ async def test_a_change_is_heard_that_happens_before_the_server_behind_a_relay_k
             assert (await anext(changes)).item == "notes://a"
 
 
-async def test_a_call_whose_answer_the_server_has_forgotten_may_have_run(autojump_clock: MockClock) -> None:
+async def test_a_call_with_a_dropped_answer_may_have_run(autojump_clock: MockClock) -> None:
     server = Server("forgetful", limits=Limits(replay_events=1))
 
     @server.tool
@@ -176,7 +176,7 @@ async def test_a_call_whose_answer_the_server_has_forgotten_may_have_run(autojum
 
 @pytest.mark.parametrize("variant", [Variant("http", D), Variant("http+sse", D)], ids=" ".join)
 @pytest.mark.parametrize("lost", [1, 3])
-async def test_a_session_is_whole_though_its_opening_did_not_get_through_at_first(
+async def test_a_session_is_complete_if_its_opening_had_to_be_sent_again(
     variant: Variant, lost: int, autojump_clock: MockClock
 ) -> None:
     server, left = Server("asking"), [lost]
@@ -192,7 +192,7 @@ async def test_a_session_is_whole_though_its_opening_did_not_get_through_at_firs
         return found
 
     async with no_tasks_left(), serve_over(variant.transport, server) as url:
-        with losing(lose):
+        with lossy_connections(lose):
             async with open_client(url, revision=variant.revision, elicitation=lambda form: {"size": 3}) as client:
                 with trio.fail_after(100):
                     async with client.listen(resources=["notes://a"]) as changes:
@@ -205,7 +205,7 @@ async def test_a_session_is_whole_though_its_opening_did_not_get_through_at_firs
 @pytest.mark.parametrize(
     ("transport", "era", "behind", "victim"), [("http", D, None, 0), ("sse", D, None, 1), ("stream", E, "http", 0)]
 )
-def test_a_listener_hears_of_changes_though_its_opening_was_sent_on_a_dead_line(
+def test_a_listener_gets_changes_if_its_opening_was_sent_on_a_dead_line(
     transport: str, era: str, behind: str | None, victim: int
 ) -> None:
     """The server has not received the end of the handshake, and did not close the connection."""
@@ -217,10 +217,10 @@ def test_a_listener_hears_of_changes_though_its_opening_was_sent_on_a_dead_line(
 
 
 @pytest.mark.parametrize(("transport", "era", "behind"), [("http", D, None), ("stream", E, "http")])
-def test_a_listener_hears_of_changes_though_the_line_of_its_stream_was_dead_from_the_start(
+def test_a_listener_gets_changes_if_the_line_of_its_stream_was_dead(
     transport: str, era: str, behind: str | None
 ) -> None:
-    """The server sent the changes there, and the request for the stream was sent again when the line was given up."""
+    """The server sent the changes on that line.  The client requests the stream again when it gives up the line."""
     client = Program((Move("listen", size=60), Move("put", wait=45.0)))
     dead = Fault("dead", at=700, back=True)
     played = play(Plan(3, transport, era, (client,), faults=(dead,), behind=behind, behind_era=D))
@@ -228,15 +228,15 @@ def test_a_listener_hears_of_changes_though_the_line_of_its_stream_was_dead_from
     assert played.violations == ()
 
 
-def test_a_relay_on_a_slow_line_listens_late() -> None:
-    """Its session with the upstream server is open by then."""
+def test_a_relay_on_a_slow_line_may_listen_late() -> None:
+    """When it listens, its session with the upstream server is open."""
     listens, puts = Program((Move("listen", size=9),)), Program((Move("listen"), Move("put")))
     line = Line(chunk=512, delay=1.5)
     plan = Plan(4, "stream", E, (listens, puts), line, behind="sse", behind_era=D)
     assert play(plan).violations == ()
 
 
-def test_a_long_message_on_its_way_is_a_sign_of_life() -> None:
+def test_a_long_incoming_message_counts_as_the_answer_to_a_ping() -> None:
     """The answer to a ping follows it, and comes late."""
     moves = (Move("ask", wait=0.3, patience=0.001, by_option=True), Move("complete", wait=0.3))
     client = Program((*moves, Move("big", wait=2.0, size=70_009)))
@@ -244,7 +244,7 @@ def test_a_long_message_on_its_way_is_a_sign_of_life() -> None:
     assert play(Plan(5016214, "websocket", D, (client,), line, pings=7.0)).violations == ()
 
 
-def test_a_relay_listens_again_though_no_request_comes() -> None:
+def test_a_relay_listens_again_without_a_request() -> None:
     """The upstream server ends after a change, before it has sent the notification."""
     moves = (Move("follow", wait=0.01, size=4), Move("listen", wait=2.0, size=46), Move("fail", wait=45.0))
     client = Program((*moves, Move("put", wait=2.0), Move("tools")))
@@ -259,9 +259,9 @@ def test_a_relay_listens_again_though_no_request_comes() -> None:
 @pytest.mark.parametrize("fault", ["drain", "crash"])
 @pytest.mark.parametrize("era", [D, E])
 def test_a_relay_listens_again_to_a_server_that_comes_back(era: str, fault: str, behind: str) -> None:
-    """It was told to listen while the server behind was away."""
+    """The subscription came while the upstream server was away."""
     moves = (Move("echo"), Move("listen", wait=0.01, size=60), Move("put", wait=20.0))
-    away = Fault(fault, at=60, seconds=5.0)  # the host behind is the first of two
+    away = Fault(fault, at=60, seconds=5.0)  # the upstream host is the first of two
     revision = D if behind == "sse" else E
     plan = Plan(1, "websocket", era, (Program(moves),), faults=(away,), behind=behind, behind_era=revision)
     played = play(plan)
@@ -269,7 +269,7 @@ def test_a_relay_listens_again_to_a_server_that_comes_back(era: str, fault: str,
     assert played.violations == ()
 
 
-def test_a_call_is_answered_though_a_slow_line_keeps_the_answer_to_its_question_from_the_server() -> None:
+def test_a_call_is_answered_if_the_answer_to_its_question_is_slow() -> None:
     """The server gives up after `Limits.head_seconds`, says so with 408, and waits for the answer."""
     slow = Fault("slow", at=0, victim=2, seconds=3.0)
     played = play(Plan(1, "http", D, (Program((Move("ask"),)),), Line(chunk=64, window=4096), (slow,)))
@@ -278,7 +278,7 @@ def test_a_call_is_answered_though_a_slow_line_keeps_the_answer_to_its_question_
     assert played.violations == ()
 
 
-def test_a_question_that_nobody_has_read_does_not_wait_for_the_end_of_its_session() -> None:
+def test_an_unread_question_does_not_wait_for_the_end_of_its_session() -> None:
     """The client lost the response to one call; the relay asks there, and another call of the session waits for it."""
     calls = Program((Move("count", wait=0.01, size=3), Move("count", wait=0.3, size=2), Move("ask"), Move("echo")))
     calls = Program((*calls.moves, Move("ask", wait=0.01)))
@@ -290,7 +290,7 @@ def test_a_question_that_nobody_has_read_does_not_wait_for_the_end_of_its_sessio
     assert played.violations == ()
 
 
-def test_a_cancellation_makes_room_for_itself() -> None:
+def test_a_cancellation_ends_streams_to_make_room() -> None:
     """The streams of cancelled calls are still read; they count for the limit of connections, and were not ended."""
     echo = Program((Move("echo", wait=45.0, size=571),))
     moves = (Move("hold", size=10, patience=17.375), Move("hold", wait=0.3, size=33), Move("away", wait=0.3))
@@ -298,7 +298,7 @@ def test_a_cancellation_makes_room_for_itself() -> None:
 
 
 def test_a_cancellation_does_not_overtake_its_request() -> None:
-    """Each is sent on a connection of its own, and the line is slow."""
+    """Each has its own connection, and the line is slow."""
     moves = (Move("tools", patience=2.178), Move("log"), Move("put"), Move("hold"), Move("plain", wait=45.0))
     cancel = Fault("cancel", at=479, victim=7, seconds=0.078)
     plan = Plan(5039712, "sse", D, (Program(moves),), Line(chunk=1, splits=True), (cancel,), behind_era=D)
@@ -325,8 +325,8 @@ def test_a_slow_line_has_time_for_the_end_of_a_session() -> None:
     assert played.violations == ()
 
 
-def test_a_client_that_ends_as_its_call_becomes_a_task_may_leave_the_task() -> None:
-    """It does not know yet that there is a task."""
+def test_a_client_that_ends_when_its_call_becomes_a_task_may_leave_the_task() -> None:
+    """The client does not know the task yet."""
     faults = (
         Fault("cancel", at=89, victim=8, seconds=19.987, back=True),
         Fault("leave", at=24, seconds=0.085, back=True),
@@ -345,22 +345,22 @@ def test_a_client_that_ends_as_its_call_becomes_a_task_may_leave_the_task() -> N
     assert played.violations == ()
 
 
-def test_sessions_that_another_replica_has_made_are_counted() -> None:
+def test_sessions_of_other_replicas_are_counted() -> None:
     """Copies of several sessions were made at the same time, and took more room than there was."""
     clients = tuple(Program((move,)) for move in (Move("fail", wait=0.3), Move("fail"), Move("peek", wait=0.01)))
     assert not play(Plan(2493, "http", D, clients, tight=True, replicas=2)).violations
 
 
-def test_a_subscription_whose_message_is_lost_reaches_the_replica_that_tells_of_changes() -> None:
-    """The subscription was written, and the message about it could not be sent; the others never read it."""
+def test_a_subscription_reaches_other_replicas_if_its_message_is_lost() -> None:
+    """The subscription was stored, but the message about it could not be sent, so other replicas never read it."""
     programs = Program((Move("listen", size=40),)), Program((Move("put", wait=2.0), *(Move("put", wait=0.3),) * 12))
     away = Fault("away", at=500, seconds=4.0)
     plan = Plan(0, "http", D, programs, faults=(away,), kept=True, replicas=2, scattered=True, lag=0.02)
     assert not play(plan).violations
 
 
-def test_a_replica_that_drains_does_not_say_that_a_session_has_ended() -> None:
-    """Between the head of a request and its body the copy of its session ended; others have the session."""
+def test_a_replica_that_drains_does_not_report_a_session_as_ended() -> None:
+    """The copy of the session ended between the head and the body of a request.  Other replicas have the session."""
     moves = (
         Move("tools"), Move("count", size=9), Move("echo", size=120), Move("wizard"), Move("prompt"),
         Move("tools", wait=0.01), Move("complete", wait=0.3), Move("complete", patience=5.06, by_option=True),
@@ -371,8 +371,8 @@ def test_a_replica_that_drains_does_not_say_that_a_session_has_ended() -> None:
     assert not play(Plan(22341, "json", D, clients, line, (drain,), replicas=2)).violations
 
 
-def test_a_session_that_ends_while_its_state_is_written_is_no_error() -> None:
-    """The log of one replica said that the session had ended, which its client had asked another one for."""
+def test_the_end_of_a_session_while_its_state_is_written_is_not_an_error() -> None:
+    """The client ended the session at another replica, and the log of this replica had an error about that."""
     leave = Fault("leave", at=149, victim=9, seconds=3.614)
     plan = Plan(
         30765, "json", D, (Program((Move("ask"),)),), faults=(leave,), pings=7.0, replicas=3, scattered=True, lag=0.001
@@ -394,14 +394,14 @@ def test_a_task_whose_tool_has_failed_is_completed_in_the_store() -> None:
     assert played.violations == ()
 
 
-def test_a_subscription_of_a_session_that_has_ended_is_no_failure_of_the_store() -> None:
+def test_a_subscription_of_an_ended_session_is_not_a_failure_of_the_store() -> None:
     """The client ends its session at one replica while it subscribes at another one."""
     moves = Program((Move("listen", size=4), Move("echo", size=1705)))
     assert not play(Plan(8041814, "http", D, (moves,), replicas=2)).violations
 
 
-def test_a_change_that_a_replica_makes_as_it_stops_is_told() -> None:
-    """Its message waited for a slow store."""
+def test_a_change_of_a_replica_that_stops_is_sent() -> None:
+    """The message about the change waited for a slow store."""
     plan = Plan(
         order=0,
         transport="http",
@@ -444,7 +444,7 @@ def test_a_change_that_a_replica_makes_as_it_stops_is_told() -> None:
     assert played.violations == ()
 
 
-def test_a_question_beside_a_call_that_becomes_a_task_is_asked_in_its_own_call() -> None:
+def test_a_question_beside_a_new_task_belongs_to_its_own_call() -> None:
     """The question names no call, and the task is not known yet."""
     moves = Program((Move("wizard"), Move("job")))
     plan = Plan(5, "websocket", E, (moves,), behind="sse", behind_era=D)
@@ -478,7 +478,7 @@ def test_an_answer_is_not_lost_with_the_replica_that_took_it(plan: Plan) -> None
 
 
 def test_a_subscription_that_no_replica_can_keep_is_refused() -> None:
-    """It was accepted where it arrived, and refused without a word where the session listens."""
+    """The replica that received it accepted it, and the replica that listens for the session refused it silently."""
     listens = Program(
         (
             Move("listen", 0.01, 5), Move("quiz", 2.0, patience=0.028), Move("ask", 0.01, patience=1.932),
@@ -489,8 +489,8 @@ def test_a_subscription_that_no_replica_can_keep_is_refused() -> None:
     assert not play(plan).violations
 
 
-def test_a_stream_that_is_resumed_as_its_session_ends_here_keeps_no_event() -> None:
-    """The replica stood still while it read the missed events, and the session had ended when it went on."""
+def test_a_stream_that_is_resumed_while_its_session_ends_keeps_no_event() -> None:
+    """The replica paused while it read the missed events, and the session had ended when it continued."""
     faults = Fault("crash", 169, 8, 1.79), Fault("pause", 133, 11, 15.009)
     plan = Plan(0, "http", D, (Program((Move("drop", 20.0, 4),)),), faults=faults, tight=True, replicas=2)
     played = play(plan)
@@ -498,7 +498,7 @@ def test_a_stream_that_is_resumed_as_its_session_ends_here_keeps_no_event() -> N
     assert played.violations == ()
 
 
-def test_a_forwarded_answer_that_cannot_be_sent_gives_back_its_bytes() -> None:
+def test_the_bytes_of_a_forwarded_answer_that_cannot_be_sent_are_freed() -> None:
     """The store was away when the question of a handler was to go back to another replica."""
     moves = (
         Move("errand", 0.01, 50), Move("errand", size=3), Move("follow", size=3), Move("follow", size=2),
@@ -510,7 +510,7 @@ def test_a_forwarded_answer_that_cannot_be_sent_gives_back_its_bytes() -> None:
     assert not play(plan).violations
 
 
-def test_a_session_that_no_replica_speaks_for_has_room_for_what_it_subscribes_to() -> None:
+def test_a_session_without_an_active_replica_has_room_for_its_subscriptions() -> None:
     """Its subscriptions were accepted when no copy spoke, and then no replica had room for all of them."""
     moves = (
         Move("hold", size=16, patience=3.362), Move("hold", size=34), Move("listen", 2.0, 53), Move("fetch", 0.01),
@@ -555,7 +555,7 @@ def test_a_client_may_close_a_response_before_it_knows_of_a_task() -> None:
     assert play(Plan(8101389, "websocket", E, (Program(moves),), line, behind="json")).violations == ()
 
 
-def test_a_change_waits_behind_a_large_answer_on_a_slow_line() -> None:
+def test_a_change_may_wait_behind_a_large_answer_on_a_slow_line() -> None:
     """The answer of 186 KB takes 12 seconds."""
     moves = Move("listen", 0.3, 2), Move("big", 2.0, 93266), Move("put", 0.01)
     line = Line(chunk=2, window=24576, delay=1.5, splits=True)

@@ -1,4 +1,4 @@
-"""Several processes behind one address, as real processes: which of them end, and what their clients notice.
+"""Several workers behind one address, as real processes: their ends, and the effects for clients.
 
 `tests/server/test_supervisor.py` has the decisions of the supervisor.
 """
@@ -114,7 +114,7 @@ class Service:
         self._came.unpark_all()
 
     async def line(self, pattern: str) -> re.Match[str]:
-        """The next line with this pattern, after the one that was found last."""
+        """Wait for the next line with this pattern, after the line that was found last."""
         while True:
             for index in range(self._seen, len(self.lines)):
                 if (found := re.search(pattern, self.lines[index])) is not None:
@@ -130,7 +130,7 @@ class Service:
             await self._came.park()
 
     async def opened(self, workers: int) -> dict[int, int]:
-        """Wait for so many workers, and return their processes by number."""
+        """Wait until this number of workers serves, and return their process ids by worker number."""
         found: dict[int, int] = {}
         first = not self._seen
         while len(found) < workers:
@@ -170,7 +170,7 @@ async def running(folder: Path, program: str = PROGRAM, **options: object) -> As
                 yield service
                 nursery.cancel_scope.cancel()
         finally:
-            process.kill()  # its workers see that, and end
+            process.kill()  # its workers notice it, and end
             with trio.CancelScope(shield=True):
                 await process.wait()
                 for client in service.clients:
@@ -199,7 +199,7 @@ def get(path: str) -> bytes:
 
 @attrs.define
 class Client:
-    """One client, which uses its connection again as long as the server lets it."""
+    """A client that uses its connection again as long as the server allows it."""
 
     connect: Callable[[], Awaitable[trio.abc.Stream]]
     stream: trio.abc.Stream | None = None
@@ -207,7 +207,7 @@ class Client:
     translate: Callable[[bytes], bytes] = bytes
 
     async def ask(self, data: bytes) -> tuple[int, bytes]:
-        """The status and the body of the response; raises if there is none."""
+        """The status and the body of the response.  Raises if the connection is closed before."""
         data = self.translate(data)
         if self.stream is None:
             self.stream = await self.connect()
@@ -245,9 +245,9 @@ def client_of(service: Service) -> Client:
 
 @attrs.define
 class Load:
-    """Clients that call one after another, and what became of it."""
+    """Clients that make calls one after another, with the counts of answers and the failures."""
 
-    answers: Counter[int] = attrs.field(factory=Counter)  # by process
+    answers: Counter[int] = attrs.field(factory=Counter)  # by process id
     failures: list[object] = attrs.field(factory=list)
     wanted: float = math.inf
     reached: trio.Event = attrs.field(factory=trio.Event)
@@ -264,7 +264,7 @@ class Load:
                 await client.close()
 
     async def more(self, answers: int) -> None:
-        """Wait until there are so many more answers."""
+        """Wait for this number of further answers."""
         self.wanted, self.reached = self.answers.total() + answers, trio.Event()
         await self.reached.wait()
 
@@ -318,7 +318,7 @@ async def test_workers_share_an_address_and_finish_their_calls_at_sigterm(tmp_pa
         assert await service.ended() == 143
 
 
-async def test_a_worker_that_is_killed_is_replaced_and_the_others_notice_nothing(tmp_path: Path) -> None:
+async def test_a_killed_worker_is_replaced_without_failed_requests(tmp_path: Path) -> None:
     async with running(tmp_path, workers=2) as service:
         workers = await service.opened(2)
         os.kill(workers[1], signal.SIGKILL)
@@ -353,8 +353,8 @@ async def test_no_request_fails_while_all_workers_are_replaced(tmp_path: Path) -
 
 
 @pytest.mark.full
-async def test_a_client_between_two_requests_notices_no_restart(tmp_path: Path) -> None:
-    """Its connection is kept for a moment, and the next response is the last one on it."""
+async def test_a_client_between_two_requests_is_not_affected_by_a_restart(tmp_path: Path) -> None:
+    """The connection stays open for a moment, and the next response is the last one on it."""
     async with running(tmp_path, workers=2, settle=4) as service:
         old = await service.opened(2)
         clients = [client_of(service) for _ in range(8)]
@@ -370,7 +370,7 @@ async def test_a_client_between_two_requests_notices_no_restart(tmp_path: Path) 
 
 
 @pytest.mark.full
-async def test_a_call_outlives_the_restart_of_its_worker(tmp_path: Path) -> None:
+async def test_a_call_continues_during_the_restart_of_its_worker(tmp_path: Path) -> None:
     async with running(tmp_path, workers=2, shutdown=50) as service:
         old = await service.opened(2)
         calls = []
@@ -473,7 +473,7 @@ async def test_a_server_that_cannot_start_fails_once(tmp_path: Path) -> None:
 
 
 @pytest.mark.full
-async def test_workers_that_cannot_start_any_more_end_the_service(tmp_path: Path) -> None:
+async def test_the_service_ends_if_workers_cannot_start_again(tmp_path: Path) -> None:
     async with running(tmp_path, workers=2) as service:
         workers = await service.opened(2)
         (tmp_path / "broken").touch()
@@ -485,7 +485,7 @@ async def test_workers_that_cannot_start_any_more_end_the_service(tmp_path: Path
 
 
 @pytest.mark.full
-async def test_a_port_in_use_is_one_line(tmp_path: Path) -> None:
+async def test_a_port_in_use_is_an_error_of_one_line(tmp_path: Path) -> None:
     with socket.create_server(("127.0.0.1", 0)) as taken:
         port = taken.getsockname()[1]
         async with running(tmp_path, http=f"127.0.0.1:{port}") as service:
@@ -500,7 +500,7 @@ async def test_a_port_in_use_is_one_line(tmp_path: Path) -> None:
 
 @pytest.mark.full
 @pytest.mark.parametrize(("times", "took"), [(1, "cancels the calls"), (3, "kills")])
-async def test_ctrl_c(tmp_path: Path, times: int, took: str) -> None:
+async def test_ctrl_c_ends_the_service(tmp_path: Path, times: int, took: str) -> None:
     async with running(tmp_path, workers=2, shutdown=30) as service:
         await service.opened(2)
         client = client_of(service)
@@ -514,12 +514,12 @@ async def test_ctrl_c(tmp_path: Path, times: int, took: str) -> None:
             await service.line("<called>")
             for _ in range(times):
                 service.process.send_signal(signal.SIGINT)
-                await trio.sleep(0.3)  # the system merges signals that have not arrived yet
+                await trio.sleep(0.3)  # the system merges signals that were not delivered yet
             assert await service.ended() == 130
 
 
 @pytest.mark.full
-async def test_a_worker_that_stands_still_is_counted_as_silent_and_killed_at_the_end(tmp_path: Path) -> None:
+async def test_a_stopped_worker_counts_as_silent_and_is_killed_at_the_end(tmp_path: Path) -> None:
     async with running(tmp_path, workers=2, shutdown=0.1) as service:
         workers = await service.opened(2)
         os.kill(workers[1], signal.SIGSTOP)
@@ -541,7 +541,7 @@ async def test_a_service_that_ends_accepts_no_connection_and_is_not_ready(tmp_pa
                 nursery.start_soon(lambda: client_of(service).call("stay"))
                 await service.line("<called>")
             service.process.terminate()
-            # The signal is on its way.  The probe never idles: a worker that ends closes connections that do.
+            # The signal may arrive later.  The probe never idles, because a worker that ends closes idle connections.
             while (answer := await probe.ask(get("/readyz")))[0] == 200:
                 assert probe.stream is not None
             assert answer == (503, b"the server is shutting down\n")
@@ -554,7 +554,7 @@ async def test_a_service_that_ends_accepts_no_connection_and_is_not_ready(tmp_pa
 
 
 @pytest.mark.full
-async def test_sessions_of_older_revisions_go_on_in_other_workers(tmp_path: Path) -> None:
+async def test_sessions_of_older_revisions_continue_in_other_workers(tmp_path: Path) -> None:
     async with running(tmp_path, workers=3) as service:
         old = await service.opened(3)
         answers, new, called = set[int](), dict[int, int](), trio.Event()
@@ -579,7 +579,7 @@ async def test_sessions_of_older_revisions_go_on_in_other_workers(tmp_path: Path
 
 @pytest.mark.full
 @pytest.mark.parametrize("revision", ["2025-11-25", "2026-07-28"])
-async def test_a_subscription_goes_on_in_another_worker(revision: str, tmp_path: Path) -> None:
+async def test_a_subscription_continues_in_another_worker(revision: str, tmp_path: Path) -> None:
     async with (
         running(tmp_path, workers=2) as service,
         trio.open_nursery() as nursery,
@@ -600,7 +600,7 @@ async def test_a_subscription_goes_on_in_another_worker(revision: str, tmp_path:
                     await trio.sleep(0.1)
 
             nursery.start_soon(publish)
-            for _ in range(3):  # the first one may stand for the time without a subscription
+            for _ in range(3):  # the first change may report the time without a subscription
                 await anext(changes)
             nursery.cancel_scope.cancel()
 
@@ -631,7 +631,7 @@ async def test_a_question_is_answered_while_its_worker_is_replaced(revision: str
                 await asked.acquire()
             service.process.send_signal(signal.SIGHUP)
             await service.opened(1)
-            await trio.sleep(1.5)  # the old one closes its idle connections meanwhile
+            await trio.sleep(1.5)  # the old worker closes its idle connections in this time
             go_on.set()
         assert len(answers) == 8
         assert set(answers) <= set(old.values())
@@ -657,7 +657,7 @@ server.run(http="127.0.0.1:0", workers=2)
 
 
 @pytest.mark.full
-async def test_lines_of_a_worker_begin_with_its_name_where_logging_is_not_configured(tmp_path: Path) -> None:
+async def test_lines_of_a_worker_have_its_name_without_configured_logging(tmp_path: Path) -> None:
     async with running(tmp_path, QUIET) as service:
         await service.line("^workers are forks of this process and have none of its threads \\(idler\\); start threads")
         await service.line("listens at")
@@ -669,7 +669,7 @@ async def test_lines_of_a_worker_begin_with_its_name_where_logging_is_not_config
 
 
 @pytest.mark.full
-async def test_a_unix_socket(tmp_path: Path) -> None:
+async def test_workers_serve_a_unix_socket(tmp_path: Path) -> None:
     path = tmp_path / "crew.sock"
     async with running(tmp_path, workers=2, unix=path) as service:
         workers = await service.opened(2)
@@ -687,7 +687,7 @@ async def test_a_unix_socket(tmp_path: Path) -> None:
 
 @pytest.mark.full
 async def test_the_end_of_the_terminal_ends_the_service(tmp_path: Path) -> None:
-    """It is a SIGHUP, too, but nobody would see the service any more."""
+    """The end of a terminal is a SIGHUP too, but no user would see the service afterwards."""
     pid, terminal = pty.fork()
     if pid == 0:
         os.chdir(tmp_path)
