@@ -166,7 +166,7 @@ async def wait_or_fail(wait: Callable[[], Awaitable[T]], what: str) -> T:
             return await wait()
         # A mock clock also jumps while a thread works, because it considers only tasks.
         if not awaiting_threads():
-            raise stuck(f"waited in vain for {what}")
+            raise stuck(f"no event can end the wait for {what}")
 
 
 @contextlib.contextmanager

@@ -134,9 +134,9 @@ class ErrorResponse(Exception):
         self.code, self.message, self.data = code, message, data
 
 
-def _rule(kept: object, what: str, about: object) -> None:
+def _rule(kept: object, fault: str, about: object) -> None:
     if not kept:
-        raise ProtocolViolation(f"{what}: {str(about)[:1000]}")
+        raise ProtocolViolation(f"{fault}: {str(about)[:1000]}")
 
 
 # Strict JSON.
@@ -144,12 +144,12 @@ def _rule(kept: object, what: str, about: object) -> None:
 
 def _object(pairs: list[tuple[str, Any]]) -> Object:
     made = dict(pairs)
-    _rule(len(made) == len(pairs), "a key twice", [key for key, _ in pairs])
+    _rule(len(made) == len(pairs), "a duplicate key", [key for key, _ in pairs])
     return made
 
 
 def _constant(name: str) -> None:
-    raise ProtocolViolation(f"{name} is no JSON")
+    raise ProtocolViolation(f"{name} is not JSON")
 
 
 def _parse(line: bytes) -> Any:
@@ -157,7 +157,7 @@ def _parse(line: bytes) -> Any:
     try:
         return json.loads(line.decode(), object_pairs_hook=_object, parse_constant=_constant)
     except ValueError as error:
-        raise ProtocolViolation(f"a line that is no JSON ({error}): {line[:1000]!r}") from None
+        raise ProtocolViolation(f"a line that is not JSON ({error}): {line[:1000]!r}") from None
 
 
 def _key(id: Any) -> str:
@@ -204,13 +204,15 @@ class _Schema:
             self._validators[name] = jsonschema_rs.validator_for(schema, validate_formats=True)
         error = next(iter(self._validators[name].iter_errors(value)), None)
         if error is not None:
-            raise ProtocolViolation(f"no {name}, {error.message} at {list(error.instance_path)}: {str(value)[:1000]}")
+            raise ProtocolViolation(
+                f"not a valid {name}, {error.message} at {list(error.instance_path)}: {str(value)[:1000]}"
+            )
 
     def message(self, kind: str, message: Object) -> None:
         """Check a message of the server; `kind` is "Request" or "Notification"."""
         name = self._sent_by_servers(kind).get(message["method"])
         if name is None:
-            raise ProtocolViolation(f"a server sends no such {kind.lower()} in this revision: {message}")
+            raise ProtocolViolation(f"not a {kind.lower()} of a server in this revision: {message}")
         self.check(name, message)
 
     def _sent_by_servers(self, kind: str) -> Mapping[str, str]:
@@ -364,7 +366,7 @@ class RawClient:
             if "requestState" in result:
                 again["requestState"] = result["requestState"]
             result = await self._call(method, again, progress=progress, meta=meta)
-        raise ProtocolViolation(f"{method} asks for ever")
+        raise ProtocolViolation(f"{method} has too many rounds")
 
     async def _call(self, method: str, params: Object, **how: Any) -> Object:
         message = await self.exchange(method, params, **how)
@@ -571,7 +573,7 @@ class RawClient:
             except (trio.BrokenResourceError, trio.ClosedResourceError):
                 return
             if data == b"":
-                _rule(not self.rest, "half a line at the end", self.rest)
+                _rule(not self.rest, "an incomplete line at the end", self.rest)
                 return
             *lines, self.rest = (self.rest + (data or b"")).split(b"\n")
             for line in lines:
@@ -597,7 +599,7 @@ class RawClient:
         if isinstance(value, list):
             _rule(self.revision == "2025-03-26" and value, "an array", value)
         for message in value if isinstance(value, list) else [value]:
-            _rule(isinstance(message, dict) and message.get("jsonrpc") == "2.0", "no message", message)
+            _rule(isinstance(message, dict) and message.get("jsonrpc") == "2.0", "not a message", message)
             self.messages.append(message)
             has = message.keys() - {"jsonrpc"}
             if "method" in has and "id" in has and has <= {"id", "method", "params"}:
@@ -618,7 +620,7 @@ class RawClient:
             return
         sent = self._sent.get(_key(message["id"]))
         if sent is None or not sent.open:
-            raise ProtocolViolation(f"a response to nothing that waits for one: {message}")
+            raise ProtocolViolation(f"a response without an open request: {message}")
         if self._schema is not None and "result" in message:
             self._schema.result(sent.method, message["result"])
         if sent.method == _LISTEN and "result" in message:
@@ -648,7 +650,7 @@ class RawClient:
         running = [
             sent for sent in self._sent.values() if sent.at_work and _key(sent.meta.get("progressToken")) == token
         ]
-        _rule(running, "progress of nothing that runs", params)
+        _rule(running, "progress without an open request", params)
         before = running[-1].progress
         _rule(before is None or params["progress"] > before, f"progress that does not rise from {before}", params)
         running[-1].progress = params["progress"]
@@ -657,7 +659,7 @@ class RawClient:
         id = params.get("_meta", {}).get(META_SUBSCRIPTION_ID)
         sent = self._sent.get(_key(id))
         if sent is None or sent.method != _LISTEN or not sent.open:
-            raise ProtocolViolation(f"on no subscription: {params}")
+            raise ProtocolViolation(f"not on a subscription: {params}")
         return sent
 
     def _receive_acknowledgement(self, params: Object) -> None:
@@ -667,7 +669,7 @@ class RawClient:
         for field, value in agreed.items():
             asked = sent.asked.get(field)
             kept = set(value) <= set(asked or ()) if isinstance(value, list) else value == asked
-            _rule(kept, f"promised what was not asked for ({sent.asked})", params)
+            _rule(kept, f"the server promised more than the client asked for ({sent.asked})", params)
 
     def _receive_change(self, method: str, params: Object) -> None:
         name, field = _CHANGES[method]
@@ -676,7 +678,7 @@ class RawClient:
             _rule(sent.agreed is not None, "a change before the acknowledgement", params)
             _rule(sent.covers(params, field), f"not promised ({sent.agreed})", (method, params))
         else:
-            _rule(META_SUBSCRIPTION_ID not in params.get("_meta", {}), "no such thing in this revision", params)
+            _rule(META_SUBSCRIPTION_ID not in params.get("_meta", {}), "a subscription id in a legacy revision", params)
         if name in self._wanted:  # legacy: list changes come without a subscription
             self._changes.append((name, params.get("uri")))
 

@@ -881,7 +881,7 @@ async def test_a_handler_in_a_thread_can_ask(revision: str, abandon: bool) -> No
 # Cancellation in the legacy era.  test_parking has the modern era.
 
 
-async def until(condition: Callable[[], object]) -> None:
+async def wait_until(condition: Callable[[], object]) -> None:
     while not condition():  # noqa: ASYNC110  # the client has no event for a new question, and the clock is a mock
         await trio.sleep(0.01)
 
@@ -915,9 +915,9 @@ async def test_a_cancelled_call_cancels_its_questions(
     answers = {"roots/list": lambda params: HOME, "sampling/createMessage": silent}
     async with connected(tool(it), revision, answers=answers) as wire:
         id = await wire.start("tools/call", IT)
-        await until(lambda: len(wire.asked) == 3)
+        await wait_until(lambda: len(wire.asked) == 3)
         await wire.cancel(id, "enough")
-        await until(lambda: len(wire.noted(CANCELLED)) == 2)
+        await wait_until(lambda: len(wire.noted(CANCELLED)) == 2)
         samples = [message["id"] for message in wire.messages if message.get("method") == "sampling/createMessage"]
         assert [params["requestId"] for params in wire.noted(CANCELLED)] == samples
         assert isinstance(ended[0], trio.Cancelled)
@@ -999,12 +999,12 @@ async def test_a_question_ends_with_its_client_and_with_its_call(
     with trio.fail_after(60):
         async with connected(server, revision, answers={"sampling/createMessage": silent}) as wire:
             ids = [await wire.start("tools/call", {"name": name}) for name in ("plain", "shielded", "threaded")]
-            await until(lambda: len(wire.asked) == 3)
+            await wait_until(lambda: len(wire.asked) == 3)
             if how == "cancel":
                 for id in ids:
                     await wire.cancel(id)
-                await until(lambda: len(wire.noted(CANCELLED)) == 3)
-        await until(lambda: len(ended) == 4)
+                await wait_until(lambda: len(wire.noted(CANCELLED)) == 3)
+        await wait_until(lambda: len(ended) == 4)
     assert sorted(ended) == [
         "plain", "shielded SessionClosed", "shielded again", "threaded SessionClosed",
     ]  # fmt: skip
@@ -1055,7 +1055,7 @@ async def test_an_abandoned_thread_cannot_ask(revision: str) -> None:
         async with connected(tool(it), revision, capabilities={"roots": {}}) as wire:
             assert text_of(await wire.call("tools/call", IT)) == "left"
             go_on.set()
-            await until(lambda: failed)
+            await wait_until(lambda: failed)
             assert not wire.asked
 
 
@@ -1103,7 +1103,7 @@ async def test_an_answer_counts_only_from_the_client_that_was_asked(
     async with server.running(), connected(server, revision, answers=answers) as wire:
         async with connected(server, revision, answers=answers) as other:
             ids = [await each.start("tools/call", IT) for each in (wire, other)]
-            await until(lambda: wire.asked and other.asked)
+            await wait_until(lambda: wire.asked and other.asked)
             (question,) = (each["id"] for each in wire.messages if "method" in each)
             for id in (question, question + 1):
                 await other.send({"jsonrpc": "2.0", "id": id, "result": SAMPLED})
@@ -1150,7 +1150,7 @@ async def test_an_answer_that_is_not_a_response_is_an_error(
 
     async with connected(tool(it), revision, answers={"roots/list": silent}) as wire:
         id = await wire.start("tools/call", IT)
-        await until(lambda: wire.asked)
+        await wait_until(lambda: wire.asked)
         (question,) = (each["id"] for each in wire.messages if "method" in each)
         await wire.send({"jsonrpc": "2.0", "id": question, **answer})
         result = (await wire.response(id))["result"]

@@ -71,10 +71,10 @@ GENERIC = "failed; the server's log says why"
 
 
 class ScriptedServer:
-    """Each handler calls `does` with the context, and awaits the result if it is awaitable."""
+    """Each handler calls `action` with the context, and awaits the result if it is awaitable."""
 
     def __init__(self, **options: Any) -> None:
-        self.does: Callable[[Context], Any] = lambda ctx: "done"
+        self.action: Callable[[Context], Any] = lambda ctx: "done"
         self.server = Server("scripted", **options)
         self.server.tool(self.act)
         self.server.prompt(self.act)
@@ -86,7 +86,7 @@ class ScriptedServer:
         return await self.act_without(ctx=ctx)
 
     async def act_without(self, *, ctx: Context) -> Any:
-        done = self.does(ctx)
+        done = self.action(ctx)
         return await done if hasattr(done, "__await__") else done
 
     async def complete(self, value: str, ctx: Context) -> Any:
@@ -112,7 +112,7 @@ async def ask(wire: RawClient, surface: str) -> Object:
 
 
 async def still_works(wire: RawClient, scripted: ScriptedServer) -> None:
-    scripted.does = lambda ctx: "fine"
+    scripted.action = lambda ctx: "fine"
     assert (await ask(wire, "tool"))["content"] == [{"type": "text", "text": "fine"}]
 
 
@@ -126,7 +126,7 @@ Outcome = tuple[int | None, str]
 """The answer to the client: the code of the error (None: a result with isError), and a part of its text."""
 
 
-def fails(error: Any) -> Callable[[Context], Any]:
+def raising(error: Any) -> Callable[[Context], Any]:
     def do(ctx: Context) -> Any:
         raise error() if callable(error) else error
 
@@ -153,7 +153,7 @@ UNDECLARED = NotDeclared("sampling/createMessage", "client", ("sampling",))
 CLIENT_ERRORS: dict[str, tuple[Callable[[Context], Any], Callable[[bool], tuple[Outcome, Outcome]]]] = {
     # The action of the handler and, by era, the outcomes of a tool and of the other handlers.
     "a RequestError": (
-        fails(lambda: RequestError(4711, "sold out", {"left": 0})),
+        raising(lambda: RequestError(4711, "sold out", {"left": 0})),
         lambda modern: ((4711, "sold out"), (4711, "sold out")),
     ),
     "a RequestError in a nursery": (
@@ -161,29 +161,29 @@ CLIENT_ERRORS: dict[str, tuple[Callable[[Context], Any], Callable[[bool], tuple[
         lambda modern: ((4711, "sold out"), (4711, "sold out")),
     ),
     "a ResourceNotFound": (
-        fails(lambda: ResourceNotFound("x://y")),
+        raising(lambda: ResourceNotFound("x://y")),
         lambda modern: ((-32602 if modern else -32002, "not found: 'x://y'"),) * 2,
     ),
     "a ToolError": (
-        fails(lambda: ToolError(["sold", image(PNG, mime_type="image/png"), "out"])),
+        raising(lambda: ToolError(["sold", image(PNG, mime_type="image/png"), "out"])),
         lambda modern: ((None, "sold\nout"), (-32603, "sold\nout")),
     ),
     "a NotDeclared": (
-        fails(UNDECLARED),
+        raising(UNDECLARED),
         lambda modern: (
             ((-32021, "sampling"),) * 2 if modern else ((None, "client capability sampling"), (-32603, "sampling"))
         ),
     ),
     "a NotInThisRevision": (
-        fails(NotInThisRevision("roots/list", "2026-07-28")),
+        raising(NotInThisRevision("roots/list", "2026-07-28")),
         lambda modern: ((None, "roots/list does not exist in"), (-32603, "does not exist in")),
     ),
     "a PathRefused": (
-        fails(PathRefused("it leads outside")),
+        raising(PathRefused("it leads outside")),
         lambda modern: ((None, "it leads outside"), (-32602, "it leads outside")),
     ),
     "a RemoteProtocolError": (
-        fails(RemoteProtocolError("the answer has no action")),
+        raising(RemoteProtocolError("the answer has no action")),
         lambda modern: ((None, "no action"), (-32603, "no action")),
     ),
 }
@@ -197,7 +197,7 @@ async def test_errors_meant_for_the_client_reach_it_and_not_the_log(
     case: str, surface: str, revision: str, caplog: pytest.LogCaptureFixture, autojump_clock: MockClock
 ) -> None:
     scripted = ScriptedServer()
-    scripted.does, told = CLIENT_ERRORS[case]
+    scripted.action, told = CLIENT_ERRORS[case]
     code, text = told(revision == LATEST)[surface != "tool"]
     async with connected(scripted.server, revision) as wire:
         if code is None:
@@ -216,7 +216,7 @@ async def test_errors_meant_for_the_client_reach_it_and_not_the_log(
 @every_revision
 async def test_the_data_of_an_error_reaches_the_client(revision: str, autojump_clock: MockClock) -> None:
     scripted = ScriptedServer()
-    scripted.does = fails(lambda: RequestError(4711, "sold out", {"left": 0}))
+    scripted.action = raising(lambda: RequestError(4711, "sold out", {"left": 0}))
     async with connected(scripted.server, revision) as wire:
         with pytest.raises(ErrorResponse) as refused:
             await ask(wire, "tool")
@@ -226,7 +226,7 @@ async def test_the_data_of_an_error_reaches_the_client(revision: str, autojump_c
 @modern
 async def test_the_error_names_the_capability_that_is_not_declared(revision: str, autojump_clock: MockClock) -> None:
     scripted = ScriptedServer()
-    scripted.does = fails(UNDECLARED)
+    scripted.action = raising(UNDECLARED)
     async with connected(scripted.server, revision) as wire:
         with pytest.raises(ErrorResponse) as refused:
             await ask(wire, "prompt")
@@ -234,11 +234,11 @@ async def test_the_error_names_the_capability_that_is_not_declared(revision: str
 
 
 TOOL_ERRORS: dict[str, tuple[Callable[[Context], Any], str]] = {
-    "text": (fails(lambda: ToolError("sold out")), "sold out"),
-    "blocks": (fails(lambda: ToolError([TextContent("sold"), "out"])), "sold\nout"),
+    "text": (raising(lambda: ToolError("sold out")), "sold out"),
+    "blocks": (raising(lambda: ToolError([TextContent("sold"), "out"])), "sold\nout"),
     "in a nursery": (lambda ctx: with_nursery(ctx, lambda: ToolError("sold out")), "sold out"),
     "in groups of one": (
-        fails(lambda: ExceptionGroup("", [ExceptionGroup("", [ToolError("sold out")])])),
+        raising(lambda: ExceptionGroup("", [ExceptionGroup("", [ToolError("sold out")])])),
         "sold out",
     ),
 }
@@ -252,7 +252,7 @@ async def test_a_tool_error_is_a_result_that_the_model_sees(
     case: str, revision: str, caplog: pytest.LogCaptureFixture, autojump_clock: MockClock
 ) -> None:
     scripted = ScriptedServer()
-    scripted.does, text = TOOL_ERRORS[case]
+    scripted.action, text = TOOL_ERRORS[case]
     async with connected(scripted.server, revision) as wire:
         result = await ask(wire, "tool")
         await still_works(wire, scripted)
@@ -284,21 +284,21 @@ NOT_JSON: dict[str, Callable[[], Any]] = {
     "an object inside": lambda: {"a": [object()]},
 }
 FAILURES: dict[str, Callable[[Context], Any]] = {
-    "an exception": fails(secret_error),
-    "an exception with a cause": fails(lambda: KeyError(SECRET).with_traceback(None)),
+    "an exception": raising(secret_error),
+    "an exception with a cause": raising(lambda: KeyError(SECRET).with_traceback(None)),
     "an exception in a nursery": lambda ctx: with_nursery(ctx, secret_error),
     "two exceptions": lambda ctx: with_nursery(ctx, secret_error, secret_error),
-    "a group": fails(lambda: ExceptionGroup(SECRET, [secret_error(), ToolError(SECRET)])),
-    "a call to exit": fails(lambda: SystemExit(SECRET)),
+    "a group": raising(lambda: ExceptionGroup(SECRET, [secret_error(), ToolError(SECRET)])),
+    "a call to exit": raising(lambda: SystemExit(SECRET)),
     "a call to exit in a nursery": lambda ctx: with_nursery(ctx, lambda: SystemExit(SECRET), secret_error),
-    "a UsageError": fails(lambda: UsageError(SECRET)),
-    "a timeout": fails(trio.TooSlowError),
-    "a RequestError with a string as code": fails(lambda: RequestError("4711", "sold out")),  # type: ignore[arg-type]
-    "a RequestError without a message": fails(lambda: RequestError(4711, None)),  # type: ignore[arg-type]
-    "a RequestError with an object": fails(lambda: RequestError(4711, "sold out", object())),
-    "a ToolError of an exception": fails(lambda: ToolError(secret_error())),  # type: ignore[arg-type]
-    "a ToolError of numbers": fails(lambda: ToolError([1])),  # type: ignore[list-item]
-    "a ToolError with a lone surrogate": fails(lambda: ToolError("\ud800")),
+    "a UsageError": raising(lambda: UsageError(SECRET)),
+    "a timeout": raising(trio.TooSlowError),
+    "a RequestError with a string as code": raising(lambda: RequestError("4711", "sold out")),  # type: ignore[arg-type]
+    "a RequestError without a message": raising(lambda: RequestError(4711, None)),  # type: ignore[arg-type]
+    "a RequestError with an object": raising(lambda: RequestError(4711, "sold out", object())),
+    "a ToolError of an exception": raising(lambda: ToolError(secret_error())),  # type: ignore[arg-type]
+    "a ToolError of numbers": raising(lambda: ToolError([1])),  # type: ignore[list-item]
+    "a ToolError with a lone surrogate": raising(lambda: ToolError("\ud800")),
     **{case: (lambda ctx, make=make: make()) for case, make in NOT_JSON.items()},
 }
 
@@ -307,7 +307,7 @@ async def test_a_tool_error_with_only_an_image_is_logged_outside_of_tools(
     caplog: pytest.LogCaptureFixture, autojump_clock: MockClock
 ) -> None:
     scripted = ScriptedServer()
-    scripted.does = fails(lambda: ToolError([image(PNG, mime_type="image/png")]))
+    scripted.action = raising(lambda: ToolError([image(PNG, mime_type="image/png")]))
     async with connected(scripted.server, LATEST) as wire:
         with pytest.raises(ErrorResponse, match=GENERIC):
             await ask(wire, "prompt")
@@ -324,7 +324,7 @@ async def test_a_failure_is_logged_and_the_client_gets_no_details(
     case: str, surface: str, revision: str, caplog: pytest.LogCaptureFixture, autojump_clock: MockClock
 ) -> None:
     scripted = ScriptedServer()
-    scripted.does = FAILURES[case]
+    scripted.action = FAILURES[case]
     async with connected(scripted.server, revision) as wire:
         if surface == "tool":
             result = await ask(wire, surface)
@@ -348,7 +348,7 @@ async def test_the_log_says_that_handlers_run_on_trio(
         await asyncio.sleep(1)
 
     scripted = ScriptedServer()
-    scripted.does = sleep
+    scripted.action = sleep
     async with connected(scripted.server, LATEST) as wire:
         assert text_of(await ask(wire, "tool")) == f"tools/call 'act' {GENERIC}"
     (record,) = caplog.records
@@ -362,7 +362,7 @@ async def test_an_invalid_return_value_is_one_line_of_the_log(
     caplog: pytest.LogCaptureFixture, autojump_clock: MockClock
 ) -> None:
     scripted = ScriptedServer()
-    scripted.does = lambda ctx: float("nan")
+    scripted.action = lambda ctx: float("nan")
     async with connected(scripted.server, LATEST) as wire:
         assert (await ask(wire, "tool"))["isError"]
     (record,) = caplog.records
@@ -375,7 +375,7 @@ async def test_an_invalid_return_value_is_one_line_of_the_log(
 @pytest.mark.parametrize("error", [KeyboardInterrupt, lambda: BaseExceptionGroup("", [KeyboardInterrupt()])])
 async def test_a_keyboard_interrupt_ends_the_server(revision: str, error: Any, autojump_clock: MockClock) -> None:
     scripted = ScriptedServer()
-    scripted.does = fails(error)
+    scripted.action = raising(error)
     ended: list[BaseException] = []
 
     async def serve(server: Server, stream: trio.abc.Stream) -> None:
@@ -400,7 +400,7 @@ async def test_a_tool_error_with_a_block_of_a_later_revision_names_the_revision(
     revision: str, autojump_clock: MockClock
 ) -> None:
     scripted = ScriptedServer()
-    scripted.does = fails(lambda: ToolError([AudioContent(PNG, "audio/wav")]))
+    scripted.action = raising(lambda: ToolError([AudioContent(PNG, "audio/wav")]))
     async with connected(scripted.server, revision) as wire:
         result = await ask(wire, "tool")
         await still_works(wire, scripted)
@@ -574,7 +574,7 @@ async def test_return_values_of_prompts_resources_and_completions(revision: str,
     ]
     async with connected(scripted.server, revision) as wire:
         for surface, value, expected in cases:
-            scripted.does = lambda ctx, value=value: value
+            scripted.action = lambda ctx, value=value: value
             assert plain(await ask(wire, surface)) == expected
 
 
@@ -606,7 +606,7 @@ async def test_a_prompt_may_have_images_audio_files_and_links(revision: str, aut
     scripted = ScriptedServer()
     async with connected(scripted.server, revision) as wire:
         for value, first, expected in cases:
-            scripted.does = lambda ctx, value=value: value
+            scripted.action = lambda ctx, value=value: value
             if revision < first:
                 with pytest.raises(ErrorResponse, match=f"does not exist in {revision}"):
                     await ask(wire, "prompt")
@@ -631,7 +631,7 @@ async def test_a_prompt_with_an_invalid_media_type_or_uri_is_not_sent(
     block: Any, revision: str, autojump_clock: MockClock
 ) -> None:
     scripted = ScriptedServer()
-    scripted.does = lambda ctx: block
+    scripted.action = lambda ctx: block
     async with connected(scripted.server, revision) as wire:
         with pytest.raises(ErrorResponse) as refused:
             await ask(wire, "prompt")
@@ -646,7 +646,7 @@ async def test_a_resource_without_contents_is_an_error(
     value: Any, revision: str, autojump_clock: MockClock, caplog: pytest.LogCaptureFixture
 ) -> None:
     scripted = ScriptedServer()
-    scripted.does = lambda ctx: value
+    scripted.action = lambda ctx: value
     async with connected(scripted.server, revision) as wire:
         if value == []:  # an empty list is data
             assert (await ask(wire, "resource"))["contents"][0]["text"] == "[]"
@@ -873,7 +873,7 @@ def test_any_params_get_one_answer_and_no_internal_error(revision: str, calls: l
 
     async def scenario() -> None:
         scripted = ScriptedServer()
-        scripted.does = lambda ctx: ["fine"] if ctx.method == "completion/complete" else "fine"
+        scripted.action = lambda ctx: ["fine"] if ctx.method == "completion/complete" else "fine"
         async with connected(scripted.server, revision) as wire:
             for number, (method, params) in enumerate(calls):
                 await answered_once(wire, f"any-{number}", method, params)
@@ -958,10 +958,10 @@ async def test_a_completion_never_has_more_than_a_hundred_values(revision: str, 
     scripted = ScriptedServer()
     values = [str(number) for number in range(101)]
     async with connected(scripted.server, revision) as wire:
-        scripted.does = lambda ctx: Completion(values[:100], total=101, has_more=True)
+        scripted.action = lambda ctx: Completion(values[:100], total=101, has_more=True)
         told = (await ask(wire, "completion"))["completion"]
         assert told == {"values": values[:100], "total": 101, "hasMore": True}
-        scripted.does = lambda ctx: Completion(values)
+        scripted.action = lambda ctx: Completion(values)
         with pytest.raises(ErrorResponse) as refused:
             await ask(wire, "completion")
         assert refused.value.code == -32603
@@ -1125,7 +1125,7 @@ async def test_a_cancellation_reaches_one_handler_and_ends_its_messages(
                 await ctx.log("info", "too late")
             raise
 
-    scripted.does = wait
+    scripted.action = wait
     async with connected(scripted.server, revision, log_level="debug") as wire:
         one = await wire.start(*SURFACES["tool"], progress="one")
         two = await wire.start(*SURFACES["prompt"], progress="two")
@@ -1159,7 +1159,7 @@ async def test_the_task_of_a_request_is_named_after_it(
 ) -> None:
     scripted = ScriptedServer()
     names: list[str] = []
-    scripted.does = lambda ctx: names.append(trio.lowlevel.current_task().name) or ["fine"]
+    scripted.action = lambda ctx: names.append(trio.lowlevel.current_task().name) or ["fine"]
     async with connected(scripted.server, revision) as wire:
         method, params = SURFACES[surface]
         await wire.call(method, params, id="seven")
@@ -1184,7 +1184,7 @@ async def test_each_handler_gets_the_facts_of_its_request(
         facts.append((ctx.supports("sampling"), ctx.supports("sampling", "tools"), ctx.supports("nothing")))
         return ["fine"]
 
-    scripted.does = know
+    scripted.action = know
     trace = {"traceparent": "00-" + "1" * 32 + "-" + "2" * 16 + "-01", "baggage": "a=b"}
     meta = {**trace, "tracestate": 3, "com.example/key": [None]}
     async with connected(scripted.server, revision) as wire:
@@ -1211,7 +1211,7 @@ async def test_progress_is_sent_with_the_token_before_the_answer(
         await ctx.progress(2, 2, "nearly")
         return ["done"]
 
-    scripted.does = report
+    scripted.action = report
     async with connected(scripted.server, revision) as wire:
         method, params = SURFACES[surface]
         await wire.call(method, params, progress=token)
@@ -1237,7 +1237,7 @@ async def test_progress_that_falls_is_a_usage_error_and_not_sent(
         await ctx.progress(1.5)
         return "fine"
 
-    scripted.does = report
+    scripted.action = report
     async with connected(scripted.server, revision) as wire:
         method, params = SURFACES["tool"]
         assert text_of(await wire.call(method, params, progress=1)) == "fine"
@@ -1260,7 +1260,7 @@ async def test_log_messages_of_the_wanted_levels_are_sent_before_the_answer(
 ) -> None:
     assert LOG_LEVELS == ("debug", "info", "notice", "warning", "error", "critical", "alert", "emergency")
     scripted = ScriptedServer()
-    scripted.does = log_everything
+    scripted.action = log_everything
     async with connected(scripted.server, revision, log_level=wanted) as wire:
         assert (await wire.about())["capabilities"]["logging"] == {}
         await ask(wire, surface)
@@ -1284,7 +1284,7 @@ async def test_a_log_level_counts_only_for_its_request(revision: str, autojump_c
         await ctx.log("info", ctx.request_id)
         return "fine"
 
-    scripted.does = log
+    scripted.action = log
     level = {"io.modelcontextprotocol/logLevel": "debug"}
     method, params = SURFACES["tool"]
     async with connected(scripted.server, revision) as wire:
@@ -1310,7 +1310,7 @@ async def test_a_new_level_counts_for_running_requests(revision: str, autojump_c
         await ctx.log("error", "after")
         return "fine"
 
-    scripted.does = log
+    scripted.action = log
     async with connected(scripted.server, revision) as wire:
         id = await wire.start(*SURFACES["tool"])
         await wire.note(MESSAGE)
@@ -1350,7 +1350,7 @@ async def test_an_invalid_log_message_is_a_usage_error(
             await ctx.log(level, data)
         return "fine"
 
-    scripted.does = log
+    scripted.action = log
     async with connected(scripted.server, revision, log_level="debug") as wire:
         assert text_of(await ask(wire, "tool")) == "fine"
     assert not wire.noted(MESSAGE)
@@ -1367,7 +1367,7 @@ async def test_data_of_any_json_can_be_logged(revision: str, autojump_clock: Moc
             await ctx.log("info", value)
         return "fine"
 
-    scripted.does = log
+    scripted.action = log
     async with connected(scripted.server, revision, log_level="debug") as wire:
         await ask(wire, "tool")
     assert wire.noted(MESSAGE) == [{"level": "info", "data": value} for value in values]
@@ -1404,7 +1404,7 @@ async def test_sampling_messages_and_answers_are_not_logged(
         await ctx.sample(SECRET, max_tokens=5)
         return "fine"
 
-    scripted.does = sample
+    scripted.action = sample
     answers = {"sampling/createMessage": lambda params: answer}
     async with connected(scripted.server, revision, answers=answers) as wire:
         if missing is None:
@@ -1427,7 +1427,7 @@ async def test_an_error_code_that_the_revision_forbids_is_replaced(
     code: int, revision: str, autojump_clock: MockClock
 ) -> None:
     scripted = ScriptedServer()
-    scripted.does = fails(lambda: RequestError(code, "sold out"))
+    scripted.action = raising(lambda: RequestError(code, "sold out"))
     async with connected(scripted.server, revision) as wire:
         with pytest.raises(ErrorResponse, match="sold out") as refused:
             await ask(wire, "tool")

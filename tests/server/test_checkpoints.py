@@ -137,7 +137,7 @@ EXCHANGES: dict[str, Exchange] = {
 # The ways in which an exchange ends.  Each is tried at the n-th step.
 
 
-class Ends:
+class Endings:
     def __init__(self) -> None:
         self.serving = trio.CancelScope()
         self.drain = trio.Event()
@@ -165,7 +165,7 @@ class Ends:
 # The errors of the client: an error response, the end of the server, or the end of its own side, also while a request
 # of the server waits.
 EXPECTED_ERRORS = (ErrorResponse, ProtocolViolation, trio.ClosedResourceError, Unanswered)
-END_NAMES = [name for name in vars(Ends) if name.startswith("the_")]
+END_NAMES = [name for name in vars(Endings) if name.startswith("the_")]
 LINK_GOES_ON = {"the_client_cancels"}  # after this the link goes on
 
 
@@ -185,7 +185,7 @@ async def ended_when_idle() -> AsyncIterator[None]:
 
     with unwrapped():
         async with trio.open_nursery() as nursery:
-            nursery.start_soon(end_when_idle, name="the client's patience")
+            nursery.start_soon(end_when_idle, name="the idle timer of the client")
             yield
             nursery.cancel_scope.cancel()
 
@@ -206,7 +206,7 @@ def test_an_exchange_may_end_at_any_step(revision: str, exchange: str, end: str,
     ended_well = set()
 
     async def scenario(attempt: Attempt) -> None:
-        ends, server = Ends(), new_server()
+        ends, server = Endings(), new_server()
 
         def pair() -> Any:
             ends.stream, theirs = attempt.streams(streams)()

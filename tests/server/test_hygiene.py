@@ -52,7 +52,7 @@ async def log(ctx: Context) -> None:
     await ctx.log("info", "x")
 
 
-async def log_that_is_not_wanted(ctx: Context) -> None:
+async def log_below_the_level(ctx: Context) -> None:
     await ctx.log("debug", "x")
 
 
@@ -96,7 +96,7 @@ async def completed(ctx: Context) -> None:
 URLS = {"elicit_url", "completed"}
 FORMS = {"elicit"}
 METHODS: list[Callable[[Context], Awaitable[None]]] = [
-    progress, log, log_that_is_not_wanted, elicit, elicit_url, sample, roots, roots_again, ask, ask_nothing, completed,
+    progress, log, log_below_the_level, elicit, elicit_url, sample, roots, roots_again, ask, ask_nothing, completed,
 ]  # fmt: skip
 
 

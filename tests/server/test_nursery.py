@@ -128,7 +128,7 @@ async def test_an_error_during_a_cancellation_is_raised(autojump_clock: MockCloc
 
 
 async def test_no_reference_to_an_exception_is_kept(autojump_clock: MockClock) -> None:
-    """The frames of its traceback keep no reference to it, because it refers to these frames itself."""
+    """Also the frames in its traceback keep no reference to it: this would be a reference cycle."""
 
     class Watched:
         pass

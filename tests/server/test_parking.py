@@ -599,7 +599,7 @@ async def test_without_a_shared_run_a_handler_ends_with_its_connection(autojump_
     assert ended == [start]
 
 
-async def until(condition: Callable[[], object]) -> None:
+async def wait_until(condition: Callable[[], object]) -> None:
     while not condition():  # noqa: ASYNC110  # the end of a thread has no event
         await trio.sleep(0.01)
 
@@ -637,7 +637,7 @@ async def test_a_server_that_stops_does_not_wait_for_parked_handlers(
             for handler in handlers:
                 await ask(wire, {"name": handler.__name__})
             assert server.statistics().parked == len(handlers)
-        await until(lambda: len(ended) == len(handlers))
+        await wait_until(lambda: len(ended) == len(handlers))
     assert server.statistics().parked == 0
     assert not caplog.records
 
@@ -1060,7 +1060,7 @@ async def test_an_expiry_reaches_a_handler_under_a_shield_or_in_a_thread() -> No
             run.nursery.start_soon(parking.run)
             await ask(wire)
             await ask(wire, {"name": "thread"})
-            await until(lambda: len(ended) == 2)
+            await wait_until(lambda: len(ended) == 2)
 
 
 # Handlers that are lost with their process, and run again.

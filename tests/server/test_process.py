@@ -344,10 +344,10 @@ def test_a_gc_threshold_that_the_program_sets_meanwhile_is_kept() -> None:
 def test_a_run_that_has_ended_does_not_end_the_process_later() -> None:
     async def serve(life: ProcessLife) -> None:
         life.ends("the end of standard input")
-        assert deadlines()
+        assert deadline_threads()
 
     live(Server("ended"), serve, shutdown_timeout=1)
-    while deadlines():  # the thread of the deadline ends with the run, not a second later
+    while deadline_threads():  # the thread of the deadline ends with the run, not a second later
         pass
 
 
@@ -363,7 +363,7 @@ def test_a_process_that_prepares_to_serve_ends_at_once(way: str, status: int) ->
     assert not status or ended.value.code == status
 
 
-def deadlines() -> list[threading.Thread]:
+def deadline_threads() -> list[threading.Thread]:
     return [each for each in threading.enumerate() if each.name == "trio_mcp: the last deadline"]
 
 
@@ -371,7 +371,7 @@ def deadlines() -> list[threading.Thread]:
 def test_outside_the_main_thread_the_process_is_not_ended(shutdown_timeout: float) -> None:
     async def serve(life: ProcessLife) -> None:
         life.ends("the end of standard input")
-        seen.append((life.patience, deadlines()))
+        seen.append((life.patience, deadline_threads()))
 
     seen: list[object] = []
     thread = threading.Thread(

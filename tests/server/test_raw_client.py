@@ -320,56 +320,66 @@ def note(method: str, **params: Any) -> bytes:
 
 ANY = "2025-11-25"
 VIOLATIONS: list[tuple[str, str, str, Reply]] = [
-    ("nonsense", ANY, "no JSON", lambda id: b"hello\n"),
-    ("an empty line", ANY, "no JSON", lambda id: b"\n"),
-    ("bytes that are no UTF-8", ANY, "no JSON", lambda id: b'"\xff"\n'),
-    ("a newline within a message", ANY, "no JSON", lambda id: result(id, **TEXT).replace(b", ", b",\n", 1)),
+    ("nonsense", ANY, "not JSON", lambda id: b"hello\n"),
+    ("an empty line", ANY, "not JSON", lambda id: b"\n"),
+    ("bytes that are no UTF-8", ANY, "not JSON", lambda id: b'"\xff"\n'),
+    ("a newline within a message", ANY, "not JSON", lambda id: result(id, **TEXT).replace(b", ", b",\n", 1)),
     ("a carriage return", ANY, "carriage return", lambda id: result(id, **TEXT).replace(b"\n", b"\r\n")),
-    ("NaN", ANY, "NaN is no JSON", lambda id: result(id, **TEXT, x=float("nan"))),
-    ("a key twice", ANY, "a key twice", lambda id: result(id, **TEXT).replace(b'"id"', b'"id": 1, "id"')),
-    ("not an object", ANY, "no message", lambda id: b"7\n"),
-    ("another version", ANY, "no message", lambda id: result(id, **TEXT).replace(b'"2.0"', b'"1.0"')),
+    ("NaN", ANY, "NaN is not JSON", lambda id: result(id, **TEXT, x=float("nan"))),
+    ("a duplicate key", ANY, "a duplicate key", lambda id: result(id, **TEXT).replace(b'"id"', b'"id": 1, "id"')),
+    ("not an object", ANY, "not a message", lambda id: b"7\n"),
+    ("another version", ANY, "not a message", lambda id: result(id, **TEXT).replace(b'"2.0"', b'"1.0"')),
     ("an array", ANY, "an array", lambda id: b"[" + result(id, **TEXT).strip() + b"]\n"),
     ("an empty array", "2025-03-26", "an array", lambda id: b"[]\n"),
     ("a result and an error", ANY, "neither", lambda id: line(id=id, result={}, error={"code": 1, "message": ""})),
-    ("two answers", ANY, "nothing that waits", lambda id: result(id, **TEXT) * 2),
-    ("an answer to an unknown id", ANY, "nothing that waits", lambda id: result(99, **TEXT)),
-    ("an answer to an id of another type", ANY, "nothing that waits", lambda id: result(str(id), **TEXT)),
+    ("two answers", ANY, "without an open request", lambda id: result(id, **TEXT) * 2),
+    ("an answer to an unknown id", ANY, "without an open request", lambda id: result(99, **TEXT)),
+    ("an answer to an id of another type", ANY, "without an open request", lambda id: result(str(id), **TEXT)),
     ("a result without an id", ANY, "neither", lambda id: line(result={})),
     ("a result with null for an id", ANY, "without an id", lambda id: result(None)),
-    ("an invalid result", ANY, "no CallToolResult", lambda id: result(id, content="hi")),
-    ("an invalid error", ANY, "no JSONRPCErrorResponse", lambda id: line(id=id, error={"code": "x"})),
-    ("an invalid error in 2024-11-05", "2024-11-05", "no JSONRPCError,", lambda id: line(id=id, error={"code": "x"})),
-    ("a modern result without its type", LATEST, "no CallToolResult", lambda id: result(id, **TEXT)),
+    ("an invalid result", ANY, "not a valid CallToolResult", lambda id: result(id, content="hi")),
+    ("an invalid error", ANY, "not a valid JSONRPCErrorResponse", lambda id: line(id=id, error={"code": "x"})),
+    (
+        "an invalid error in 2024-11-05",
+        "2024-11-05",
+        "not a valid JSONRPCError,",
+        lambda id: line(id=id, error={"code": "x"}),
+    ),
+    ("a modern result without its type", LATEST, "not a valid CallToolResult", lambda id: result(id, **TEXT)),
     ("a modern request", LATEST, "a request by the server", lambda id: line(id=1, method="ping")),
     (
         "a request of another revision",
         "2025-03-26",
-        "no such request",
+        "not a request of a server",
         lambda id: line(id=1, method="elicitation/create"),
     ),
-    ("a bad request", ANY, "no CreateMessageRequest", lambda id: line(id=1, method="sampling/createMessage")),
-    ("an unknown notification", ANY, "no such notification", lambda id: note("weather", sun=1)),
-    ("a bad notification", ANY, "no LoggingMessage", lambda id: note("message", level="loud", data=1)),
-    ("a client's notification", ANY, "no such notification", lambda id: note("initialized")),
+    ("a bad request", ANY, "not a valid CreateMessageRequest", lambda id: line(id=1, method="sampling/createMessage")),
+    ("an unknown notification", ANY, "not a notification of a server", lambda id: note("weather", sun=1)),
+    ("a bad notification", ANY, "not a valid LoggingMessage", lambda id: note("message", level="loud", data=1)),
+    ("a client's notification", ANY, "not a notification of a server", lambda id: note("initialized")),
     (
         "progress with an unknown token",
         ANY,
-        "nothing that runs",
+        "without an open request",
         lambda id: note("progress", progressToken="q", progress=1),
     ),
     ("progress that does not increase", ANY, "rise", lambda id: 2 * note("progress", progressToken="p", progress=1)),
     (
         "progress after the response",
         ANY,
-        "nothing that runs",
+        "without an open request",
         lambda id: result(id, **TEXT) + note("progress", progressToken="p", progress=1),
     ),
     ("a log that no request asked for", LATEST, "no request asked", lambda id: note("message", level="info", data=1)),
-    ("a change without a subscription", LATEST, "on no sub", lambda id: note("tools/list_changed")),
-    ("a change tagged with a call", LATEST, "on no sub", lambda id: note("tools/list_changed", **TAG)),
-    ("an acknowledgement of a call", LATEST, "on no sub", lambda id: line(**ACK, params={**TAG, "notifications": {}})),
-    ("a tag in an old revision", ANY, "no such thing", lambda id: note("tools/list_changed", **TAG)),
+    ("a change without a subscription", LATEST, "not on a subscription", lambda id: note("tools/list_changed")),
+    ("a change tagged with a call", LATEST, "not on a subscription", lambda id: note("tools/list_changed", **TAG)),
+    (
+        "an acknowledgement of a call",
+        LATEST,
+        "not on a subscription",
+        lambda id: line(**ACK, params={**TAG, "notifications": {}}),
+    ),
+    ("a tag in an old revision", ANY, "a subscription id", lambda id: note("tools/list_changed", **TAG)),
 ]
 
 
@@ -392,12 +402,12 @@ SUBSCRIPTION_VIOLATIONS: list[tuple[str, str, Reply]] = [
     ("a change before the acknowledgement", "before the ack", lambda id: note("tools/list_changed", **TAG)),
     (
         "more than was asked for",
-        "not asked for",
+        "more than the client asked for",
         lambda id: line(**ACK, params={**TAG, "notifications": {"toolsListChanged": True, "promptsListChanged": True}}),
     ),
     (
         "another resource",
-        "not asked for",
+        "more than the client asked for",
         lambda id: line(**ACK, params={**TAG, "notifications": {"resourceSubscriptions": ["x://b"]}}),
     ),
     (
@@ -433,7 +443,7 @@ async def test_a_refused_subscription_raises(autojump_clock: MockClock) -> None:
 
 
 async def test_an_incomplete_last_line_is_found(autojump_clock: MockClock) -> None:
-    with pytest.raises(ProtocolViolation, match="half a line"):
+    with pytest.raises(ProtocolViolation, match="an incomplete line"):
         async with connected(None, LATEST, serve=replying_with(lambda id: result(id, **DONE) + b'{"jsonr')) as wire:
             await wire.call("tools/call", {"name": "x"})
 
@@ -441,13 +451,13 @@ async def test_an_incomplete_last_line_is_found(autojump_clock: MockClock) -> No
 async def test_endless_rounds_of_a_request_are_found(autojump_clock: MockClock) -> None:
     more: Reply = lambda id: result(id, resultType="input_required", requestState="s")  # noqa: E731
     async with connected(None, LATEST, serve=replying_with(more)) as wire:
-        with pytest.raises(ProtocolViolation, match="asks for ever"):
+        with pytest.raises(ProtocolViolation, match="too many rounds"):
             await wire.call("tools/call", {"name": "x"})
 
 
 async def test_a_wait_that_cannot_end_raises_stuck(autojump_clock: MockClock) -> None:
     async with connected(None, LATEST, serve=replying_with(lambda id: b"")) as wire:
-        with pytest.raises(Stuck, match=r"in vain for the response to 1(.|\n)*the server: "):
+        with pytest.raises(Stuck, match=r"the wait for the response to 1(.|\n)*the server: "):
             await wire.call("tools/call", {"name": "x"})
         with pytest.raises(Stuck, match="notifications/progress"):
             await wire.note(PROGRESS)

@@ -41,7 +41,7 @@ BATCHES = "2025-03-26"
 ERAS = pytest.mark.parametrize("revision", ["2025-11-25", LATEST])
 
 
-class Bench:
+class ServerUnderTest:
     """The server of these tests, and the gates at which its handlers wait."""
 
     def __init__(self, **options: Any) -> None:
@@ -128,7 +128,7 @@ def lines_from(revision: str, pieces: list[bytes]) -> list[bytes]:
     async def main() -> bytes:
         ours, theirs = unlimited_pipe()
         async with trio.open_nursery() as nursery:
-            nursery.start_soon(serve_stream, Bench().server, theirs)
+            nursery.start_soon(serve_stream, ServerUnderTest().server, theirs)
             for piece in pieces:
                 await ours.send_all(piece)
                 await wait_all_tasks_blocked()
@@ -174,8 +174,8 @@ JUNK: list[tuple[bytes, int]] = [
 async def test_an_invalid_line_gets_one_error_and_the_connection_goes_on(
     revision: str, junk: bytes, code: int, autojump_clock: MockClock
 ) -> None:
-    bench = Bench(limits=Limits(message_bytes=2000))
-    async with connected(bench.server, revision) as wire:
+    tested = ServerUnderTest(limits=Limits(message_bytes=2000))
+    async with connected(tested.server, revision) as wire:
         for count in (1, 2):
             wire.post_bytes(junk + b"\n")
             assert (await wire.call("tools/list"))["tools"]
@@ -186,8 +186,8 @@ async def test_an_invalid_line_gets_one_error_and_the_connection_goes_on(
 
 @every_revision
 async def test_a_line_that_is_too_long_is_answered_before_its_end(revision: str, autojump_clock: MockClock) -> None:
-    bench = Bench(limits=Limits(message_bytes=1000))
-    async with connected(bench.server, revision) as wire:
+    tested = ServerUnderTest(limits=Limits(message_bytes=1000))
+    async with connected(tested.server, revision) as wire:
         wire.post_bytes(b'{"' + b"x" * 1000)
         await wait_all_tasks_blocked()
         [refusal] = wire.unaddressed
@@ -201,51 +201,51 @@ async def test_a_line_that_is_too_long_is_answered_before_its_end(revision: str,
 
 @every_revision
 async def test_an_incomplete_last_line_is_ignored_without_half_close(revision: str, autojump_clock: MockClock) -> None:
-    bench = Bench()
+    tested = ServerUnderTest()
 
     def streams() -> Any:
         ours, theirs = unlimited_pipe()
         return ours, NotHalfCloseable(theirs)
 
-    async with connected(bench.server, revision, streams=streams) as wire:
+    async with connected(tested.server, revision, streams=streams) as wire:
         wire.post_bytes(json.dumps(wire.request("tools/call", call("gate", name="a"))).encode())
         await wait_all_tasks_blocked()
-    assert bench.began == []
+    assert tested.began == []
 
 
 @req("stdio-19", "batch-03")
 @pytest.mark.parametrize("revision", [name for name in REVISION_NAMES if name != BATCHES])
 async def test_an_array_is_refused_in_revisions_without_batches(revision: str, autojump_clock: MockClock) -> None:
-    bench = Bench()
-    async with connected(bench.server, revision) as wire:
+    tested = ServerUnderTest()
+    async with connected(tested.server, revision) as wire:
         wire.post_bytes(json.dumps([wire.request("tools/call", call("gate", name="a"))] * 2).encode() + b"\n")
         assert (await wire.call("tools/list"))["tools"]
         [refusal] = wire.unaddressed
-        assert (refusal["error"]["code"], bench.began) == (-32600, [])
+        assert (refusal["error"]["code"], tested.began) == (-32600, [])
     assert all(line.startswith(b"{") for line in wire.lines)
 
 
 @req("stdio-20", "batch-01", "batch-04")
 async def test_a_batch_is_answered_by_one_line_when_all_requests_are_done(autojump_clock: MockClock) -> None:
-    bench = Bench()
-    async with connected(bench.server, BATCHES) as wire:
+    tested = ServerUnderTest()
+    async with connected(tested.server, BATCHES) as wire:
         gated = wire.request("tools/call", call("gate", name="a"))
         listed, bad = wire.request("tools/list"), wire.request("tools/call", call("nothing"))
         await wire.send([gated, _note("initialized"), listed, {"jsonrpc": "2.0", "method": "notifications/x"}, bad])
         before = len(wire.lines)
         await wire.send([_note("initialized"), _note("cancelled")])  # a batch without requests has no answer
         await wait_all_tasks_blocked()
-        assert (bench.began, len(wire.lines)) == (["a"], before)
+        assert (tested.began, len(wire.lines)) == (["a"], before)
         assert await wire.call("ping") == {}  # other requests do not wait for the batch
-        bench.open("a").set()
+        tested.open("a").set()
         assert texts([await wire.response(gated["id"])]) == ["a"]
         answers = json.loads(wire.lines[-1])
         assert {each["id"] for each in answers} == {gated["id"], listed["id"], bad["id"]}
 
 
 async def test_a_batch_does_not_wait_for_cancelled_requests(autojump_clock: MockClock) -> None:
-    bench = Bench()
-    async with connected(bench.server, BATCHES) as wire:
+    tested = ServerUnderTest()
+    async with connected(tested.server, BATCHES) as wire:
         gated, listed = wire.request("tools/call", call("gate", name="a")), wire.request("tools/list")
         await wire.send([gated, listed])
         await wait_all_tasks_blocked()
@@ -254,7 +254,7 @@ async def test_a_batch_does_not_wait_for_cancelled_requests(autojump_clock: Mock
         assert [each["id"] for each in json.loads((await wire.response(listed["id"])) and wire.lines[-1])] == [
             listed["id"]
         ]
-        assert bench.ended == ["a"]
+        assert tested.ended == ["a"]
 
 
 # Writing.
@@ -262,9 +262,9 @@ async def test_a_batch_does_not_wait_for_cancelled_requests(autojump_clock: Mock
 
 @every_revision
 async def test_an_answer_is_written_at_once_by_the_task_of_its_call(revision: str, autojump_clock: MockClock) -> None:
-    bench = Bench()
+    tested = ServerUnderTest()
     streams, made = recorded_pairs()
-    async with connected(bench.server, revision, streams=streams) as wire:
+    async with connected(tested.server, revision, streams=streams) as wire:
         for text in "abc":
             await wire.call("tools/call", call("echo", text=text))
         assert [write.task[:15] for write in made[0].writes[-3:]] == ["tools/call echo"] * 3
@@ -272,16 +272,16 @@ async def test_an_answer_is_written_at_once_by_the_task_of_its_call(revision: st
 
 @every_revision
 async def test_answers_that_are_ready_together_are_sent_in_one_write(revision: str, autojump_clock: MockClock) -> None:
-    bench = Bench()
+    tested = ServerUnderTest()
     streams, made = recorded_pairs(one_byte_pipe)
-    async with connected(bench.server, revision, streams=streams) as wire:
+    async with connected(tested.server, revision, streams=streams) as wire:
         names = ["first"] * 20 + ["second"] * 10 + ["third"] * 20
         ids = [await wire.start("tools/call", call("gate", name=name)) for name in names]
         await wait_all_tasks_blocked()
         before = len(made[0].writes)
         with wire.not_reading():
             for name in ("first", "second", "third"):
-                bench.open(name).set()
+                tested.open(name).set()
                 await wait_all_tasks_blocked()
         for id in ids:
             await wire.response(id)
@@ -292,9 +292,9 @@ async def test_answers_that_are_ready_together_are_sent_in_one_write(revision: s
 @every_revision
 async def test_each_message_is_one_line_with_any_characters_in_it(revision: str, autojump_clock: MockClock) -> None:
     text = "one\ntwo\r\nthree\u2028four\u2029five\x85six\x0b\x0c\x1c\x1d\x1eseven\t\x00\x7f"
-    bench = Bench()
+    tested = ServerUnderTest()
     streams, made = recorded_pairs()
-    async with connected(bench.server, revision, streams=streams) as wire:
+    async with connected(tested.server, revision, streams=streams) as wire:
         assert texts([await wire.exchange("tools/call", call("echo", text=text))]) == [text]
         assert texts([await wire.exchange("tools/call", call("echo", text="\n" * 1000))]) == ["\n" * 1000]
         with pytest.raises(ErrorResponse):
@@ -307,13 +307,13 @@ async def test_each_message_is_one_line_with_any_characters_in_it(revision: str,
 @req("stdio-14")
 @modern
 async def test_a_modern_server_writes_no_requests(revision: str, autojump_clock: MockClock) -> None:
-    bench = Bench()
+    tested = ServerUnderTest()
     sampled = {"role": "assistant", "model": "m", "content": {"type": "text", "text": "1"}}
-    async with connected(bench.server, revision, answers={"sampling/createMessage": lambda _: sampled}) as wire:
+    async with connected(tested.server, revision, answers={"sampling/createMessage": lambda _: sampled}) as wire:
         await wire.subscribe(tools=True, resources=True, uris=["it://changes"])
         assert texts([{"result": await wire.call("tools/call", call("ask"), progress="p")}]) == ["asked"]
-        bench.server.notify_list_changed("tools")
-        bench.server.notify_resource_updated("it://changes")
+        tested.server.notify_list_changed("tools")
+        tested.server.notify_resource_updated("it://changes")
         assert {await wire.changed(), await wire.changed()} == {("tools", None), ("updated", "it://changes")}
         assert not [message for message in wire.messages if "method" in message and "id" in message]
         assert wire.asked
@@ -331,9 +331,9 @@ def pieces(end: RecordedStream) -> list[list[str]]:
 async def test_progress_and_logs_are_written_before_the_answer_and_apart_from_it(
     revision: str, autojump_clock: MockClock
 ) -> None:
-    bench = Bench()
+    tested = ServerUnderTest()
     streams, made = recorded_pairs()
-    async with connected(bench.server, revision, streams=streams, log_level="info") as wire:
+    async with connected(tested.server, revision, streams=streams, log_level="info") as wire:
         for log, method in [(False, PROGRESS), (True, MESSAGE)] * 10:  # in many orders of the tasks
             before = len(made[0].writes)
             await wire.call("tools/call", call("report", times=1, log=log), progress="p")
@@ -342,14 +342,14 @@ async def test_progress_and_logs_are_written_before_the_answer_and_apart_from_it
 
 @every_revision
 async def test_progress_is_apart_from_its_answer_on_a_busy_wire_too(revision: str, autojump_clock: MockClock) -> None:
-    bench = Bench()
+    tested = ServerUnderTest()
     streams, made = recorded_pairs(one_byte_pipe)
-    async with connected(bench.server, revision, streams=streams) as wire:
+    async with connected(tested.server, revision, streams=streams) as wire:
         others = [await wire.start("tools/call", call("gate", name="now")) for _ in range(3)]
         ids = [await wire.start("tools/call", call("report", times=2, name="now"), progress=token) for token in "pqrst"]
         await wait_all_tasks_blocked()
         before = len(made[0].writes)
-        bench.open("now").set()
+        tested.open("now").set()
         for id in (*others, *ids):
             await wire.response(id)
     written = made[0].writes[before:]
@@ -365,9 +365,9 @@ async def test_progress_is_apart_from_its_answer_on_a_busy_wire_too(revision: st
 
 @modern
 async def test_a_question_is_written_apart_from_progress(revision: str, autojump_clock: MockClock) -> None:
-    bench = Bench()
+    tested = ServerUnderTest()
     streams, made = recorded_pairs()
-    async with connected(bench.server, revision, streams=streams) as wire:
+    async with connected(tested.server, revision, streams=streams) as wire:
         for _ in range(20):  # in many orders of the tasks
             await wire.call("tools/call", call("ask"), progress="p", rounds=False)
         assert pieces(made[0]) == [[PROGRESS], ["answer"]] * 20
@@ -376,9 +376,11 @@ async def test_a_question_is_written_apart_from_progress(revision: str, autojump
 @every_revision
 async def test_a_tap_sees_every_byte_both_ways(revision: str, autojump_clock: MockClock) -> None:
     seen: dict[str, list[bytes]] = {"in": [], "out": []}
-    bench = Bench()
+    tested = ServerUnderTest()
     streams, made = recorded_pairs()
-    async with connected(bench.server, revision, streams=streams, tap=lambda way, data: seen[way].append(data)) as wire:
+    async with connected(
+        tested.server, revision, streams=streams, tap=lambda way, data: seen[way].append(data)
+    ) as wire:
         wire.post_bytes(b"junk\n")
         await wire.call("tools/call", call("report", times=2), progress="p")
     assert seen["out"] == [write.data for write in made[0].writes]
@@ -398,16 +400,16 @@ async def pump(wire: RawClient, messages: Any) -> None:
 @every_revision
 async def test_messages_of_a_client_that_does_not_read_are_handled(revision: str, autojump_clock: MockClock) -> None:
     """A cancellation takes effect while a large answer waits for the client."""
-    bench = Bench()
-    async with connected(bench.server, revision, streams=one_byte_pipe) as wire:
+    tested = ServerUnderTest()
+    async with connected(tested.server, revision, streams=one_byte_pipe) as wire:
         with wire.not_reading():
             big = await wire.start("tools/call", call("much", size=50_000))
             gated = await wire.start("tools/call", call("gate", name="a"))
             await wait_all_tasks_blocked()
-            assert bench.began == ["a"]
+            assert tested.began == ["a"]
             await wire.cancel(gated)
             await wait_all_tasks_blocked()
-            assert bench.ended == ["a"]
+            assert tested.ended == ["a"]
             listed = await wire.start("tools/list")
             await wait_all_tasks_blocked()
         assert len(texts([await wire.response(big)])[0]) == 50_000
@@ -429,17 +431,17 @@ class Slow(PipeEnd):
 async def test_a_client_that_reads_one_byte_a_second_is_served_at_that_pace(
     revision: str, autojump_clock: MockClock
 ) -> None:
-    bench = Bench()
+    tested = ServerUnderTest()
     ours, theirs = one_byte_pipe()
     slow = Slow(ours._out, ours._into)
-    async with connected(bench.server, revision, streams=lambda: (slow, theirs)) as wire:
+    async with connected(tested.server, revision, streams=lambda: (slow, theirs)) as wire:
         slow.pause = 1.0
         big = await wire.start("tools/call", call("much", size=3000))
         gated = await wire.start("tools/call", call("gate", name="a"))
         await trio.sleep(100)
         await wire.cancel(gated)
         await trio.sleep(1)
-        assert (bench.ended, wire.answered(big)) == (["a"], False)
+        assert (tested.ended, wire.answered(big)) == (["a"], False)
         assert len(texts([await wire.response(big)])[0]) == 3000
         assert trio.current_time() > 3000
         slow.pause = 0.0
@@ -449,23 +451,23 @@ async def test_a_client_that_reads_one_byte_a_second_is_served_at_that_pace(
 async def test_handlers_that_report_wait_for_a_client_that_does_not_read(
     revision: str, autojump_clock: MockClock
 ) -> None:
-    bench = Bench(limits=Limits(outgoing=10, calls=4))
-    async with connected(bench.server, revision, streams=one_byte_pipe, log_level="info") as wire:
+    tested = ServerUnderTest(limits=Limits(outgoing=10, calls=4))
+    async with connected(tested.server, revision, streams=one_byte_pipe, log_level="info") as wire:
         with wire.not_reading():
             ids = [
                 await wire.start("tools/call", call("report", times=30, log=bool(n % 2)), progress=f"p{n}")
                 for n in range(4)
             ]
             await wait_all_tasks_blocked()
-            assert queued(bench.server) <= 10 + 4
-            assert bench.server.statistics().running == 4
+            assert queued(tested.server) <= 10 + 4
+            assert tested.server.statistics().running == 4
             await wire.cancel(ids[0])
             await wait_all_tasks_blocked()
             # Its place is free, and its queued messages are dropped.
-            assert bench.server.statistics().running == 3
+            assert tested.server.statistics().running == 3
             another = await wire.start("tools/call", call("report", times=1, log=True))
             await wait_all_tasks_blocked()
-            assert bench.server.statistics().running == 4
+            assert tested.server.statistics().running == 4
         for id in (*ids[1:], another):
             assert texts([await wire.response(id)]) == ["reported"]
         assert not wire.answered(ids[0])
@@ -480,9 +482,9 @@ def queued(server: Server) -> int:
 @every_revision
 async def test_reading_stops_when_the_queue_is_full_and_goes_on_later(revision: str, autojump_clock: MockClock) -> None:
     """Independent of the sizes of the reads."""
-    bench = Bench(limits=Limits(outgoing=5, calls=5))
+    tested = ServerUnderTest(limits=Limits(outgoing=5, calls=5))
     streams, made = recorded_pairs(lambda: pipe_pair(1000))
-    async with connected(bench.server, revision, streams=streams) as wire:
+    async with connected(tested.server, revision, streams=streams) as wire:
         requests = [wire.request("tools/list" if n % 2 else "no/such/method") for n in range(500)]
         with wire.not_reading():
             for request in requests:
@@ -490,7 +492,7 @@ async def test_reading_stops_when_the_queue_is_full_and_goes_on_later(revision: 
                 wire.post_bytes(b"junk\n")
             await wait_all_tasks_blocked()
             # The server stops its own answers at the limit.  The five calls that have begun may still end.
-            assert 5 + 5 < queued(bench.server) <= 5 + 5 + 1 + 5
+            assert 5 + 5 < queued(tested.server) <= 5 + 5 + 1 + 5
             read = made[0].read
             assert read < 30 * len(json.dumps(requests[-1])) + 1000
             await trio.sleep(1000)
@@ -504,18 +506,18 @@ async def test_reading_stops_when_the_queue_is_full_and_goes_on_later(revision: 
 @pytest.mark.full
 async def test_a_flood_from_a_client_that_does_not_read_needs_no_more_memory(autojump_clock: MockClock) -> None:
     """The bytes that the server does not read stay in the client's pipe."""
-    bench = Bench(limits=Limits(outgoing=50, calls=50, requests=200))
+    tested = ServerUnderTest(limits=Limits(outgoing=50, calls=50, requests=200))
     ours, theirs = pipe_pair(60_000)
     pings = [b'{"jsonrpc":"2.0","id":%d,"method":"ping"}\n' % number for number in range(300)]
     flood = itertools.cycle([b"junk\n", b"{}\n", *pings])
     async with trio.open_nursery() as nursery:
-        nursery.start_soon(serve_stream, bench.server, theirs)
+        nursery.start_soon(serve_stream, tested.server, theirs)
         before = None
         for count in range(100):
             with trio.move_on_after(1):
                 await ours.send_all(b"".join(itertools.islice(flood, 1000)))
             await wait_all_tasks_blocked()
-            assert queued(bench.server) <= 101
+            assert queued(tested.server) <= 101
             if count % 33 == 0:
                 gc.collect()
                 before = before or len(gc.get_objects())
@@ -546,7 +548,7 @@ async def test_other_tasks_run_during_a_flood_of_messages(
     async with trio.open_nursery() as nursery:
         await ours.send_all(b"{}\n" * 5000)
         nursery.start_soon(other)
-        nursery.start_soon(serve_stream, Bench().server, theirs)
+        nursery.start_soon(serve_stream, ServerUnderTest().server, theirs)
         answered = 0
         while answered < 5000:
             answered += bytes(await ours.receive_some()).count(b"\n")
@@ -564,11 +566,11 @@ async def test_a_write_that_fails_ends_only_its_connection(
     revision: str, error: type[Exception], autojump_clock: MockClock
 ) -> None:
     """Each write may fail: that of a handler's task, and that of the writer task, for notifications and refusals."""
-    bench = Bench()
-    async with bench.server.running(), connected(bench.server, revision) as other:
+    tested = ServerUnderTest()
+    async with tested.server.running(), connected(tested.server, revision) as other:
         for number in range(1, 8):
             streams, made = recorded_pairs()
-            async with connected(bench.server, revision, streams=streams, log_level="info", opened=False) as wire:
+            async with connected(tested.server, revision, streams=streams, log_level="info", opened=False) as wire:
                 made[0].fails = lambda count, number=number: error() if count == number else None
                 with suppress(ProtocolViolation):  # the server has ended
                     await wire.open()
@@ -579,10 +581,10 @@ async def test_a_write_that_fails_ends_only_its_connection(
                 await wait_all_tasks_blocked()
                 assert len(made[0].writes) == number  # no write follows
                 assert (made[0].closed_at is not None, wire.ended.is_set()) == (True, True)
-                assert bench.server.statistics().running == 0
+                assert tested.server.statistics().running == 0
             assert await other.call("tools/list")
-    assert bench.began == bench.ended
-    assert bench.began
+    assert tested.began == tested.ended
+    assert tested.began
 
 
 @pytest.mark.parametrize("way", ["in", "out"])
@@ -592,7 +594,7 @@ async def test_an_exception_of_a_tap_ends_its_connection_unchanged(
     revision: str, shared: bool, way: str, autojump_clock: MockClock
 ) -> None:
     mine = KeyError("mine")
-    bench = Bench()
+    tested = ServerUnderTest()
 
     called = False
 
@@ -602,13 +604,13 @@ async def test_an_exception_of_a_tap_ends_its_connection_unchanged(
         if called and direction == way:
             raise mine
 
-    async with another_client(bench.server, revision, shared) as other:
+    async with another_client(tested.server, revision, shared) as other:
         streams, made = recorded_pairs()
         with pytest.raises(KeyError) as caught:
-            await last_call(connected(bench.server, revision, streams=streams, tap=tap))
+            await last_call(connected(tested.server, revision, streams=streams, tap=tap))
         assert caught.value is mine
         assert made[0].closed_at is not None
-        assert bench.server.statistics().running == 0
+        assert tested.server.statistics().running == 0
         if other is not None:
             assert await other.call("tools/list")
 
@@ -635,12 +637,12 @@ async def another_client(server: Server, revision: str, shared: bool) -> AsyncIt
 
 @pytest.mark.parametrize("shared", [False, True], ids=["a run of its own", "a run that goes on"])
 async def test_an_unexpected_exception_of_a_stream_is_raised_unchanged(shared: bool, autojump_clock: MockClock) -> None:
-    bench = Bench()
+    tested = ServerUnderTest()
     mine = OSError("the cable")
-    async with another_client(bench.server, LATEST, shared) as other:
+    async with another_client(tested.server, LATEST, shared) as other:
         streams, made = recorded_pairs()
         with pytest.raises(OSError) as caught:
-            await last_call(connected(bench.server, LATEST, streams=streams), lambda: made[0].fail_with(mine))
+            await last_call(connected(tested.server, LATEST, streams=streams), lambda: made[0].fail_with(mine))
         assert caught.value is mine
         assert made[0].closed_at is not None
         if other is not None:
@@ -659,12 +661,12 @@ async def test_a_read_that_fails_ends_the_connection(
                 raise error
             return data
 
-    bench = Bench()
+    tested = ServerUnderTest()
     ours, theirs = unlimited_pipe()
-    async with connected(bench.server, revision, streams=lambda: (ours, Failing(theirs))) as wire:
+    async with connected(tested.server, revision, streams=lambda: (ours, Failing(theirs))) as wire:
         await wire.start("tools/call", call("gate", name="a"))
         await wait_all_tasks_blocked()
-    assert bench.ended == ["a"]
+    assert tested.ended == ["a"]
 
 
 # The end.
@@ -673,27 +675,27 @@ async def test_a_read_that_fails_ends_the_connection(
 @every_revision
 async def test_after_the_end_of_input_only_answers_are_written(revision: str, autojump_clock: MockClock) -> None:
     """Changes are not written: a client that has closed its side expects no new messages, and some clients fail."""
-    bench = Bench()
+    tested = ServerUnderTest()
     streams, made = recorded_pairs()
-    async with connected(bench.server, revision, streams=streams, log_level="info") as wire:
+    async with connected(tested.server, revision, streams=streams, log_level="info") as wire:
         await wire.subscribe(tools=True, uris=["it://changes"])
         ids = [await wire.start("tools/call", call("gate", name=name)) for name in "abc"]
         await wait_all_tasks_blocked()
         before = len(wire.messages)
         wire._outbox.close()
         await wait_all_tasks_blocked()
-        bench.server.notify_list_changed("tools")
-        bench.server.notify_resource_updated("it://changes")
+        tested.server.notify_list_changed("tools")
+        tested.server.notify_resource_updated("it://changes")
         await trio.sleep(1)
         ends = wire.messages[before:]
         for name in "abc":
-            bench.open(name).set()
+            tested.open(name).set()
         assert texts([await wire.response(id) for id in ids]) == ["a", "b", "c"]
         await wait_for_end(wire)
     assert [end.get("method", "result") for end in ends] == (
         ["result", "notifications/cancelled"] if wire.modern else []
     )
-    assert sorted(bench.ended) == ["a", "b", "c"]
+    assert sorted(tested.ended) == ["a", "b", "c"]
     assert made[0].closed_at == 1
 
 
@@ -701,14 +703,14 @@ async def test_after_the_end_of_input_only_answers_are_written(revision: str, au
 async def test_at_the_end_the_current_line_is_finished_and_the_rest_dropped(
     revision: str, autojump_clock: MockClock
 ) -> None:
-    bench = Bench()
+    tested = ServerUnderTest()
     streams, made = recorded_pairs(one_byte_pipe)
     scope = trio.CancelScope()
 
     async def serve(server: Server, stream: trio.abc.Stream) -> None:
         await _serve_in(scope, server, stream)
 
-    async with connected(bench.server, revision, streams=streams, serve=serve) as wire:
+    async with connected(tested.server, revision, streams=streams, serve=serve) as wire:
         with wire.not_reading():
             first = await wire.start("tools/call", call("echo", text="first"))
             await wait_all_tasks_blocked()
@@ -727,12 +729,12 @@ async def test_a_client_that_does_not_read_does_not_delay_the_end(
     revision: str, how: str, autojump_clock: MockClock
 ) -> None:
     """The stream is closed in time, although the current line cannot be finished."""
-    bench = Bench()
+    tested = ServerUnderTest()
     ours, theirs = one_byte_pipe()
     end, scope, over = RecordedStream(theirs), trio.CancelScope(), trio.Event()
     async with trio.open_nursery() as nursery:
-        await nursery.start(_run_until, over, bench.server)
-        nursery.start_soon(_serve_in, scope, bench.server, end)
+        await nursery.start(_run_until, over, tested.server)
+        nursery.start_soon(_serve_in, scope, tested.server, end)
         wire = RawClient(ours, revision)
         nursery.start_soon(wire.run)
         await wire.open()
@@ -745,7 +747,7 @@ async def test_a_client_that_does_not_read_does_not_delay_the_end(
         # A client that has closed its side may still read, so it has the time that a running call would have.
         shutdown_timeout = 5 + CLOSING if how == "the client" else 0
         assert end.closed_at == start + shutdown_timeout + CLOSING
-        assert bench.server.statistics().connections == 0
+        assert tested.server.statistics().connections == 0
         over.set()
         nursery.cancel_scope.cancel()
 
@@ -795,19 +797,19 @@ async def test_a_stream_that_fails_to_close_gracefully_is_closed_by_force(
             finally:
                 await super().aclose()
 
-    bench = Bench()
+    tested = ServerUnderTest()
     ours, theirs = unlimited_pipe()
     end = Slow(theirs)
     await ours.send_eof()
-    await serve_stream(bench.server, end)
+    await serve_stream(tested.server, end)
     assert end.closed_at == trio.current_time() == (CLOSING if closing == "for ever" else 0)
 
 
 @every_revision
 async def test_a_drain_lets_running_calls_finish_and_refuses_new_ones(revision: str, autojump_clock: MockClock) -> None:
-    bench = Bench(limits=Limits(calls=3))
+    tested = ServerUnderTest(limits=Limits(calls=3))
     drain = trio.Event()
-    async with connected(bench.server, revision, streams=one_byte_pipe, drain=drain) as wire:
+    async with connected(tested.server, revision, streams=one_byte_pipe, drain=drain) as wire:
         listening = await wire.subscribe(tools=True)
         running = [await wire.start("tools/call", call("gate", name="a")) for _ in range(3)]
         waiting = [await wire.start("tools/call", call("gate", name="b")) for _ in range(3)]
@@ -820,9 +822,9 @@ async def test_a_drain_lets_running_calls_finish_and_refuses_new_ones(revision: 
         if wire.modern:
             assert (await wire.response(listening.id))["result"]["resultType"] == "complete"
         await trio.sleep(1000)
-        assert (bench.began, wire.ended.is_set()) == (["a"] * 3, False)
+        assert (tested.began, wire.ended.is_set()) == (["a"] * 3, False)
         with wire.not_reading():
-            bench.open("a").set()
+            tested.open("a").set()
             await wait_all_tasks_blocked()
         assert texts([await wire.response(id) for id in running]) == ["a"] * 3
         await wait_for_end(wire)
@@ -835,7 +837,7 @@ async def test_a_drain_takes_the_time_that_the_client_needs_to_read_its_answers(
 ) -> None:
     """Also for answers that need no handler, and for the line that is being written."""
     drain = trio.Event()
-    async with connected(Bench().server, revision, streams=one_byte_pipe, drain=drain) as wire:
+    async with connected(ServerUnderTest().server, revision, streams=one_byte_pipe, drain=drain) as wire:
         with wire.not_reading():
             ids = []
             for _ in range(number):
@@ -850,7 +852,7 @@ async def test_a_drain_takes_the_time_that_the_client_needs_to_read_its_answers(
 
 async def test_a_drain_of_an_idle_connection_ends_it_at_once(autojump_clock: MockClock) -> None:
     drain = trio.Event()
-    async with connected(Bench().server, LATEST, drain=drain) as wire:
+    async with connected(ServerUnderTest().server, LATEST, drain=drain) as wire:
         drain.set()
         await wait_for_end(wire)
 
@@ -860,15 +862,15 @@ async def test_queued_changes_are_written_before_a_drain_ends_the_connection(
     revision: str, autojump_clock: MockClock
 ) -> None:
     """Also the changes that were held back while the queue was full."""
-    bench = Bench(limits=Limits(outgoing=2))
+    tested = ServerUnderTest(limits=Limits(outgoing=2))
     drain = trio.Event()
-    async with connected(bench.server, revision, streams=one_byte_pipe, drain=drain) as wire:
+    async with connected(tested.server, revision, streams=one_byte_pipe, drain=drain) as wire:
         await wire.subscribe(tools=True, prompts=True, resources=True, uris=["it://changes"])
         with wire.not_reading():
             ids = [await wire.start("tools/call", call("echo", text="x")) for _ in range(5)]
             await wait_all_tasks_blocked()
-            bench.server.notify_list_changed("tools", "resources")
-            bench.server.notify_resource_updated("it://changes")
+            tested.server.notify_list_changed("tools", "resources")
+            tested.server.notify_resource_updated("it://changes")
             await trio.sleep(1)
             drain.set()
             await wait_all_tasks_blocked()
@@ -880,15 +882,15 @@ async def test_queued_changes_are_written_before_a_drain_ends_the_connection(
 
 @every_revision
 async def test_changes_that_find_a_full_queue_are_sent_once_later(revision: str, autojump_clock: MockClock) -> None:
-    bench = Bench(limits=Limits(outgoing=2))
-    async with connected(bench.server, revision, streams=one_byte_pipe) as wire:
+    tested = ServerUnderTest(limits=Limits(outgoing=2))
+    async with connected(tested.server, revision, streams=one_byte_pipe) as wire:
         listening = await wire.subscribe(tools=True, uris=["it://changes"])
         with wire.not_reading():
             ids = [await wire.start("tools/call", call("echo", text="x")) for _ in range(5)]
             await wait_all_tasks_blocked()
             for _ in range(10):
-                bench.server.notify_list_changed("tools")
-                bench.server.notify_resource_updated("it://changes")
+                tested.server.notify_list_changed("tools")
+                tested.server.notify_resource_updated("it://changes")
                 await trio.sleep(1)
         assert texts([await wire.response(id) for id in ids]) == ["x"] * 5
         assert {await wire.changed(), await wire.changed()} == {("tools", None), ("updated", "it://changes")}
@@ -902,13 +904,13 @@ async def test_changes_held_back_for_a_subscription_are_dropped_with_it(
     revision: str, autojump_clock: MockClock
 ) -> None:
     """Another subscription with the same id does not get them."""
-    bench = Bench(limits=Limits(outgoing=2))
-    async with connected(bench.server, revision, streams=one_byte_pipe) as wire:
+    tested = ServerUnderTest(limits=Limits(outgoing=2))
+    async with connected(tested.server, revision, streams=one_byte_pipe) as wire:
         listening = await wire.subscribe(tools=True)
         with wire.not_reading():
             ids = [await wire.start("tools/call", call("echo", text="x")) for _ in range(5)]
             await wait_all_tasks_blocked()
-            bench.server.notify_list_changed("tools")
+            tested.server.notify_list_changed("tools")
             await trio.sleep(1)
             await listening.end()
             await wire.start("subscriptions/listen", {"notifications": {"promptsListChanged": True}}, id=listening.id)
@@ -927,7 +929,7 @@ async def test_a_request_without_a_handler_is_answered_before_an_immediate_end(
         ours, theirs = unlimited_pipe()
         await ours.send_all(json.dumps(RawClient(ours, LATEST).request(ask)).encode() + b"\n")
         await ours.send_eof()
-        await serve_stream(Bench().server, theirs)
+        await serve_stream(ServerUnderTest().server, theirs)
         assert lines_in(ours.heard) == 1
 
 
@@ -956,18 +958,18 @@ async def test_cancelled_serving_ends_after_its_handlers(autojump_clock: MockClo
 
 @every_revision
 async def test_the_end_of_a_run_ends_its_connections(revision: str, autojump_clock: MockClock) -> None:
-    bench = Bench()
+    tested = ServerUnderTest()
     streams, made = recorded_pairs()
     async with trio.open_nursery() as nursery:
-        async with bench.server.running():
+        async with tested.server.running():
             wire = RawClient(streams()[0], revision)
             nursery.start_soon(wire.run)
-            nursery.start_soon(serve_stream, bench.server, made[0])
+            nursery.start_soon(serve_stream, tested.server, made[0])
             await wire.open()
             await wire.start("tools/call", call("gate", name="a"))
             await wait_all_tasks_blocked()
             before = len(made[0].writes)
-        assert bench.ended == ["a"]
+        assert tested.ended == ["a"]
         wire.post(wire.request("tools/list"))  # no request may begin now
         await wait_for_end(wire)
         assert len(made[0].writes) == before
@@ -976,16 +978,16 @@ async def test_the_end_of_a_run_ends_its_connections(revision: str, autojump_clo
 
 async def test_a_request_that_arrives_while_a_run_ends_is_not_begun(autojump_clock: MockClock) -> None:
     """In no order of the tasks that end."""
-    bench = Bench()
+    tested = ServerUnderTest()
     for _ in range(30):
         ours, theirs = unlimited_pipe()
         line = json.dumps(RawClient(ours, LATEST).request("tools/call", call("gate", name="late"))).encode() + b"\n"
-        async with trio.open_nursery() as nursery, bench.server.running():
-            nursery.start_soon(serve_stream, bench.server, theirs)
+        async with trio.open_nursery() as nursery, tested.server.running():
+            nursery.start_soon(serve_stream, tested.server, theirs)
             await wait_all_tasks_blocked()
             ours._out.buffer += line
             ours._out.changed.unpark_all()
-    assert bench.began == []
+    assert tested.began == []
 
 
 @asynccontextmanager
@@ -1033,10 +1035,10 @@ async def test_a_block_and_its_lifespan_may_both_fail(autojump_clock: MockClock)
 async def test_an_exception_in_the_block_of_a_run_is_raised_unchanged(
     error: BaseException, autojump_clock: MockClock
 ) -> None:
-    bench = Bench()
+    tested = ServerUnderTest()
 
     async def body() -> None:
-        async with bench.server.running(), connected(bench.server, LATEST) as wire:
+        async with tested.server.running(), connected(tested.server, LATEST) as wire:
             await wire.start("tools/call", call("gate", name="a"))
             await wait_all_tasks_blocked()
             raise error
@@ -1044,7 +1046,7 @@ async def test_an_exception_in_the_block_of_a_run_is_raised_unchanged(
     with pytest.raises(type(error)) as caught:
         await body()
     assert caught.value is error
-    assert bench.ended == ["a"]
+    assert tested.ended == ["a"]
 
 
 def interrupts() -> dict[str, Callable[[], Any]]:
@@ -1070,24 +1072,24 @@ async def _raise(error: BaseException) -> None:
 async def test_a_keyboard_interrupt_of_a_handler_ends_its_run_ungrouped(
     shared: bool, kind: str, autojump_clock: MockClock
 ) -> None:
-    bench = Bench()
+    tested = ServerUnderTest()
 
-    @bench.server.tool
+    @tested.server.tool
     async def interrupt() -> None:
         await wait_all_tasks_blocked()
         await interrupts()[kind]()
 
     async def talk() -> None:
         if shared:
-            async with bench.server.running():
-                await _one_call(bench.server)
+            async with tested.server.running():
+                await _one_call(tested.server)
         else:
-            await _one_call(bench.server)
+            await _one_call(tested.server)
 
     with pytest.raises(BaseException) as caught:  # the test compares the exact type
         await talk()
     assert type(caught.value) is KeyboardInterrupt
-    assert bench.ended == ["a"]
+    assert tested.ended == ["a"]
 
 
 async def _one_call(server: Server) -> None:
@@ -1123,8 +1125,8 @@ async def test_a_filter_that_raises_fails_only_the_subscription(
     def filter(principal: Any, item: Any) -> bool:
         raise ValueError("broken filter")
 
-    bench = Bench(filter=filter)
-    async with connected(bench.server, LATEST) as wire:
+    tested = ServerUnderTest(filter=filter)
+    async with connected(tested.server, LATEST) as wire:
         with pytest.raises(ErrorResponse) as caught:
             await wire.subscribe(uris=["it://changes"])
         assert (caught.value.code, "broken" in caught.value.message) == (-32603, False)
