@@ -97,10 +97,10 @@ async def wait_until_idle() -> None:
 
 async def read_answer(stream: trio.abc.ReceiveStream, end: bytes) -> None:
     """Read a response up to its last byte."""
-    heard = b""
-    while not heard.endswith(end):
-        heard += await stream.receive_some()
-    assert b'"text":"x"' in heard, heard
+    output = b""
+    while not output.endswith(end):
+        output += await stream.receive_some()
+    assert b'"text":"x"' in output, output
 
 
 async def on_a_stream(trace: CallTrace) -> None:

@@ -60,8 +60,8 @@ def tapped(in_flight: int, stack: ExitStack, subject: str) -> Measure:
             spent, each = pipes.latencies(lines)
             cost = statistics.median(each)
         else:
-            spent, heard = pipes.calls(lines, in_flight)
-            assert heard.count(TEXT.encode()) == number
+            spent, output = pipes.calls(lines, in_flight)
+            assert output.count(TEXT.encode()) == number
             cost = spent.wall / number
         pace.seen(number, spent)
         return Figure(cost * 1e6, spent.busy)

@@ -145,11 +145,11 @@ class NoticeWait:
         return sum(sign in each for each in self._read())
 
     def _read(self) -> list[bytes]:
-        heard = []
+        output = []
         for each in self._sockets.values():
             with suppress(BlockingIOError):
-                heard.append(each.recv(CHUNK))
-        return heard
+                output.append(each.recv(CHUNK))
+        return output
 
 
 def exchange(callers: Sequence[Caller], number: int, sign: bytes) -> None:
@@ -189,9 +189,9 @@ def listening(command: list[str]) -> Iterator[tuple[Usage, int]]:
     """Start the server of this command; yields its usage and its port."""
     with running(command) as process:
         assert process.stdout is not None
-        said = process.stdout.readline()
-        found = re.search(rb"(\d+)(?:/mcp)?(?:, with \d+ workers)?\s*$", said)
-        assert found is not None, said
+        line = process.stdout.readline()
+        found = re.search(rb"(\d+)(?:/mcp)?(?:, with \d+ workers)?\s*$", line)
+        assert found is not None, line
         yield Usage(process), int(found[1])
 
 

@@ -66,9 +66,9 @@ class Pace:
 # By stdio.
 
 
-def _checked(heard: bytes, calls: int, sign: bytes) -> None:
-    assert heard.count(sign) == calls, heard[-500:]
-    assert b'"isError":true' not in heard, heard[-500:]
+def _checked(output: bytes, calls: int, sign: bytes) -> None:
+    assert output.count(sign) == calls, output[-500:]
+    assert b'"isError":true' not in output, output[-500:]
 
 
 def stdio_calls(era: str, in_flight: int, stack: ExitStack, subject: str) -> Measure:
@@ -91,8 +91,8 @@ def _stdio_requests(pipes: Pipes, message: Any, sign: bytes, in_flight: int) -> 
     def measure(seconds: float) -> Figure:
         number = pace.calls(seconds)
         lines = [template.take() for _ in range(number)]
-        spent, heard = pipes.calls(lines, in_flight)
-        _checked(heard, number, sign)
+        spent, output = pipes.calls(lines, in_flight)
+        _checked(output, number, sign)
         pace.seen(number, spent)
         return Figure(spent.cpu / number * 1e6, spent.busy)
 
@@ -112,15 +112,15 @@ def stdio_tasks(store: str, in_flight: int, stack: ExitStack, subject: str) -> M
 
     def measure(seconds: float) -> Figure:
         number = pace.calls(seconds)
-        spent, heard = pipes.calls([create.take() for _ in range(number)], in_flight)
-        left = [json.loads(line)["result"]["taskId"] for line in heard.splitlines()]
+        spent, output = pipes.calls([create.take() for _ in range(number)], in_flight)
+        left = [json.loads(line)["result"]["taskId"] for line in output.splitlines()]
         every = [spent]
         while left:
-            spent, heard = pipes.calls([fetch(task) for task in left], in_flight)
+            spent, output = pipes.calls([fetch(task) for task in left], in_flight)
             every.append(spent)
-            states = [json.loads(line)["result"] for line in heard.splitlines()]
+            states = [json.loads(line)["result"] for line in output.splitlines()]
             left = [each["taskId"] for each in states if each["status"] != "completed"]
-            assert all("result" in each for each in states if each["status"] == "completed"), heard[-500:]
+            assert all("result" in each for each in states if each["status"] == "completed"), output[-500:]
         wall = sum(each.wall for each in every)
         pace.seen(number, attrs.evolve(spent, wall=wall))
         return Figure(wall / number * 1e3, sum(each.busy * each.wall for each in every) / wall)
@@ -150,8 +150,8 @@ def stdio_reports(era: str, number: int, stack: ExitStack, subject: str) -> Meas
     template = Template(encoded(call(era, "report", {"number": number}, reports=True)) + b"\n")
 
     def measure(seconds: float) -> Figure:
-        spent, heard = pipes.reported(template.take())
-        _checked(heard, number, b"notifications/progress")
+        spent, output = pipes.reported(template.take())
+        _checked(output, number, b"notifications/progress")
         return Figure(spent.cpu / number * 1e6, spent.busy)
 
     measure(0)
@@ -174,8 +174,8 @@ def stdio_list(era: str, tools: int, stack: ExitStack, subject: str) -> Measure:
     def measure(seconds: float) -> Figure:
         lists = max(20, int(seconds * 200))
         lines = [page.take() for _ in range(lists) for page in pages]
-        spent, heard = pipes.calls(lines, 4)
-        _checked(heard, len(lines), b'"tools":')
+        spent, output = pipes.calls(lines, 4)
+        _checked(output, len(lines), b'"tools":')
         return Figure(spent.cpu / lists * 1e6, spent.busy)
 
     measure(0)
@@ -188,8 +188,8 @@ def stdio_waits(era: str, number: int, stack: ExitStack, subject: str) -> Measur
     template = Template(encoded(call(era, "wait", {"seconds": 0.05})) + b"\n")
 
     def measure(seconds: float) -> Figure:
-        spent, heard = pipes.calls([template.take() for _ in range(number)], number)
-        _checked(heard, number, b"waited")
+        spent, output = pipes.calls([template.take() for _ in range(number)], number)
+        _checked(output, number, b"waited")
         return Figure(spent.wall * 1e3, spent.busy)
 
     measure(0)
@@ -204,8 +204,8 @@ def stdio_large(era: str, megabytes: int, stack: ExitStack, subject: str) -> Mea
 
     def measure(seconds: float) -> Figure:
         lines = [template.take() for _ in range(5)]
-        spent, heard = pipes.calls(lines, 1)
-        assert len(heard) > len(lines) * len(text), len(heard)
+        spent, output = pipes.calls(lines, 1)
+        assert len(output) > len(lines) * len(text), len(output)
         return Figure(spent.cpu / len(lines) / megabytes * 1e3, spent.busy)
 
     measure(0)
@@ -378,15 +378,15 @@ def http_notice(era: str, number: int, stack: ExitStack, subject: str) -> Measur
     """Milliseconds by the clock of the longest call of another client while so many listeners receive a notice."""
     _, port = stack.enter_context(http_load.listening(server_command(subject, "http", works=True)))
     listeners = [_listener(port, era, stack) for _ in range(number)]
-    speaker, other = (http_load.Caller(port, era) for _ in range(2))
-    for each, message in ((speaker, call(era, "announce", {})), (other, call(era))):
+    announcer, other = (http_load.Caller(port, era) for _ in range(2))
+    for each, message in ((announcer, call(era, "announce", {})), (other, call(era))):
         stack.callback(each.socket.close)
         each.prepare(message)
 
     def measure(seconds: float) -> Figure:
         with http_load.NoticeWait(listeners) as notices:
             other.ask(other.template.take())
-            speaker.next()
+            announcer.next()
             longest = 0.0
             while not notices.all_received():
                 for _ in range(20):
@@ -410,14 +410,14 @@ def replicas_notice(store: str, era: str, number: int, replicas: int, stack: Exi
     commands = [replica_command(subject, place)] * (1 if subject == "bare" else replicas)
     ports = [stack.enter_context(http_load.listening(command))[1] for command in commands]
     listeners = [_listener(ports[each % len(ports)], era, stack) for each in range(number)]
-    speaker = http_load.Caller(ports[0], era)
-    stack.callback(speaker.socket.close)
-    speaker.prepare(call(era, "announce", {}))
+    announcer = http_load.Caller(ports[0], era)
+    stack.callback(announcer.socket.close)
+    announcer.prepare(call(era, "announce", {}))
 
     def measure(seconds: float) -> Figure:
         with http_load.NoticeWait(listeners) as notices:
             begun = time.perf_counter()
-            speaker.ask(speaker.template.take())
+            announcer.ask(announcer.template.take())
             while not notices.all_received(0.1):
                 pass
             spent = time.perf_counter() - begun
@@ -463,14 +463,14 @@ def client_calls(transport: str, era: str, in_flight: int, stack: ExitStack, sub
         target = json.dumps(responder)
     process = stack.enter_context(running(client_command(subject, target, era, str(in_flight))))
     stack.callback(_end, process)
-    _heard(process)
+    _read_line(process)
     pace = Pace(max(WARM, in_flight))
 
     def measure(seconds: float) -> Figure:
         number = pace.calls(seconds)
         assert process.stdin is not None
         process.stdin.write(b"%d\n" % number)
-        wall, cpu = map(float, _heard(process).split())
+        wall, cpu = map(float, _read_line(process).split())
         pace.seen(number, Spent(cpu, wall, 0))
         return Figure(cpu / number * 1e6, cpu / wall)
 
@@ -478,7 +478,7 @@ def client_calls(transport: str, era: str, in_flight: int, stack: ExitStack, sub
     return measure
 
 
-def _heard(process: subprocess.Popen[bytes]) -> bytes:
+def _read_line(process: subprocess.Popen[bytes]) -> bytes:
     assert process.stdout is not None
     line = process.stdout.readline()
     assert line, "the client has ended"

@@ -36,8 +36,8 @@ def call(era: str, name: str = "echo", arguments: Mapping[str, Any] | None = Non
 
 def request(era: str, method: str, params: Mapping[str, Any], *, reports: bool = False) -> Any:
     meta: dict[str, Any] = {**(MODERN if era == "modern" else {}), **({"progressToken": 7} if reports else {})}
-    said = {**params, **({"_meta": meta} if meta else {})}
-    return {"jsonrpc": "2.0", "id": _FIRST, "method": method, "params": said}
+    merged = {**params, **({"_meta": meta} if meta else {})}
+    return {"jsonrpc": "2.0", "id": _FIRST, "method": method, "params": merged}
 
 
 def with_tasks(message: Any) -> Any:

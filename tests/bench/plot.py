@@ -73,9 +73,9 @@ def _panel(panel: Panel, left: float, top: float, step: float, *, labelled: bool
 
 
 def _text(
-    x: float, y: float, said: str, *, anchor: str = "middle", bold: bool = False, turned: bool = False, colour: str = ""
+    x: float, y: float, text: str, *, anchor: str = "middle", bold: bool = False, turned: bool = False, colour: str = ""
 ) -> str:
     more = f' fill="{colour}"' if colour else ""
     more += ' font-weight="bold"' if bold else ""
     more += f' transform="rotate(-90 {x:.1f} {y:.1f})"' if turned else ""
-    return f'<text x="{x:.1f}" y="{y:.1f}" text-anchor="{anchor}"{more}>{escape(said)}</text>'
+    return f'<text x="{x:.1f}" y="{y:.1f}" text-anchor="{anchor}"{more}>{escape(text)}</text>'

@@ -100,27 +100,27 @@ class Pipes:
 
     def calls(self, lines: Sequence[bytes], in_flight: int) -> tuple[Spent, bytes]:
         """Send all these lines, with so many unanswered at a time.  Returns the cost and the bytes that came back."""
-        heard, answered, sent = [], 0, in_flight
+        output, answered, sent = [], 0, in_flight
         with Stopwatch(self.usage) as watch:
             self._write(b"".join(lines[:in_flight]))
             while answered < len(lines):
                 data = self._read()
-                heard.append(data)
+                output.append(data)
                 ended = data.count(b"\n")
                 answered += ended
                 if ended and sent < len(lines):
                     self._write(b"".join(lines[sent : sent + ended]))
                     sent += ended
-        return watch.spent, b"".join(heard)
+        return watch.spent, b"".join(output)
 
     def reported(self, line: bytes) -> tuple[Spent, bytes]:
         """Send this line, and read all bytes up to its answer."""
-        heard = [b""]
+        output = [b""]
         with Stopwatch(self.usage) as watch:
             self._write(line)
-            while b'"result"' not in heard[-1] or not heard[-1].endswith(b"\n"):
-                heard.append(self._read())
-        return watch.spent, b"".join(heard)
+            while b'"result"' not in output[-1] or not output[-1].endswith(b"\n"):
+                output.append(self._read())
+        return watch.spent, b"".join(output)
 
     def latencies(self, lines: Sequence[bytes]) -> tuple[Spent, list[float]]:
         """Send these lines one after the other.  Returns the seconds of each."""
@@ -144,8 +144,8 @@ class Pipes:
 
     def ask(self, messages: Sequence[bytes]) -> list[Any]:
         """The answers to these messages."""
-        _, heard = self.calls([each + b"\n" for each in messages], len(messages))
-        return [json.loads(line) for line in heard.splitlines()]
+        _, output = self.calls([each + b"\n" for each in messages], len(messages))
+        return [json.loads(line) for line in output.splitlines()]
 
 
 @contextmanager

@@ -71,8 +71,8 @@ async def result(message: dict[str, Any], tell: Callable[[dict[str, Any]], Await
         case "report":
             token, number, text = params["_meta"]["progressToken"], arguments["number"], "reported"
             for done in range(1, number + 1):
-                told = {"progressToken": token, "progress": done, "total": number}
-                await tell({"jsonrpc": "2.0", "method": "notifications/progress", "params": told})
+                progress = {"progressToken": token, "progress": done, "total": number}
+                await tell({"jsonrpc": "2.0", "method": "notifications/progress", "params": progress})
     return {"content": [{"type": "text", "text": text}], "resultType": "complete"}
 
 
@@ -213,9 +213,9 @@ async def converse(stream: trio.SocketStream) -> None:
             headers = [("Mcp-Session-Id", "bench"), ("Content-Length", "0")]
             await send(h11.Response(status_code=202, headers=headers), h11.EndOfMessage())
         elif STYLE == "json":
-            said = dumps(await reply(message, send_nothing))
-            headers = [*streaming[:1], ("Content-Type", "application/json"), ("Content-Length", str(len(said)))]
-            await send(h11.Response(status_code=200, headers=headers), h11.Data(data=said), h11.EndOfMessage())
+            output = dumps(await reply(message, send_nothing))
+            headers = [*streaming[:1], ("Content-Type", "application/json"), ("Content-Length", str(len(output)))]
+            await send(h11.Response(status_code=200, headers=headers), h11.Data(data=output), h11.EndOfMessage())
         else:
             head = [h11.Response(status_code=200, headers=streaming)]
 

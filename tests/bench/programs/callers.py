@@ -90,13 +90,13 @@ async def bare_by_http(url: str, era: str, in_flight: int) -> None:
         headers = [*fields, ("Content-Length", str(len(body)))]
         events = (h11.Request(method="POST", target="/mcp", headers=headers), h11.Data(data=body), h11.EndOfMessage())
         await stream.send_all(b"".join(connection.send(each) or b"" for each in events))
-        heard = b""
+        output = b""
         while not isinstance(event := connection.next_event(), h11.EndOfMessage):
             if event is h11.NEED_DATA:
                 connection.receive_data(await stream.receive_some())
             elif isinstance(event, h11.Data):
-                heard += event.data
-        assert json.loads(heard)["result"]["content"][0]["text"] == TEXT
+                output += event.data
+        assert json.loads(output)["result"]["content"][0]["text"] == TEXT
         connection.start_next_cycle()
 
     streams = [(await trio.open_tcp_stream("127.0.0.1", port), h11.Connection(h11.CLIENT)) for _ in range(in_flight)]

@@ -9,7 +9,7 @@ import * as sdk from "@modelcontextprotocol/server";
 import * as z from "zod";
 
 const [transport, tools, style, more] = process.argv.slice(2);
-const said = (text) => ({ content: [{ type: "text", text }] });
+const textResult = (text) => ({ content: [{ type: "text", text }] });
 const schemas = {
   echo: z.object({ text: z.string() }),
   wait: z.object({ seconds: z.number() }),
@@ -45,7 +45,7 @@ const works = {
   }),
   greet: z.object({ name: z.string() }),
 };
-const structured = (value, text) => ({ ...said(text), structuredContent: value });
+const structured = (value, text) => ({ ...textResult(text), structuredContent: value });
 
 function addWorks(server) {
   const tool = (name, description, inputSchema, run, outputSchema) =>
@@ -59,7 +59,7 @@ function addWorks(server) {
     return structured(found, JSON.stringify(found));
   };
   tool("weather", "The weather as data.", schemas.city, weather, works.weather);
-  tool("book", "Book a room.", works.book, ({ guest }) => said(`booked for ${guest.name}`));
+  tool("book", "Book a room.", works.book, ({ guest }) => textResult(`booked for ${guest.name}`));
   const text = "Mostly sunny, 21 degrees, light wind from the west.";
   server.registerResource("note", "bench://note", { description: "A text.", mimeType: "text/plain" }, (uri) => ({
     contents: [{ uri: uri.href, mimeType: "text/plain", text }],
@@ -74,23 +74,23 @@ async function report({ number }, { mcpReq }) {
   for (let progress = 1; progress <= number; progress += 1) {
     await mcpReq.notify({ method: "notifications/progress", params: { progressToken, progress, total: number } });
   }
-  return said("reported");
+  return textResult("reported");
 }
 
 function made() {
   const server = new sdk.McpServer({ name: "bench", version: "1" });
   const tool = (name, description, schema, run, title) =>
     server.registerTool(name, { description, title, inputSchema: schema }, run);
-  tool("echo", "Say the same again.", schemas.echo, ({ text }) => said(text));
+  tool("echo", "Say the same again.", schemas.echo, ({ text }) => textResult(text));
   tool("wait", "Take that long.", schemas.wait, async ({ seconds }) => {
     await new Promise((done) => setTimeout(done, seconds * 1000));
-    return said("waited");
+    return textResult("waited");
   });
   tool("report", "Report progress so many times.", schemas.report, report);
   for (let each = 3; each < Number(tools); each += 1) {
     const title = `The forecast by the station ${each}`;
     const description = "One of many tools that make the list very long.";
-    tool(`forecast_${each}`, description, schemas.forecast, ({ city }) => said(city), title);
+    tool(`forecast_${each}`, description, schemas.forecast, ({ city }) => textResult(city), title);
   }
   if (more) addWorks(server);
   return server;

@@ -45,9 +45,9 @@ def by_stdio() -> None:
     rest = b""
     while data := os.read(0, CHUNK):
         *lines, rest = (rest + data).split(b"\n")
-        said = memoryview(b"".join(reply + b"\n" for reply in map(answer, lines) if reply))
-        while said:
-            said = said[os.write(1, said) :]
+        output = memoryview(b"".join(reply + b"\n" for reply in map(answer, lines) if reply))
+        while output:
+            output = output[os.write(1, output) :]
 
 
 class Connection:
@@ -78,12 +78,12 @@ class Connection:
         body, self.received = rest[:length], rest[length:]
         if not head.startswith(b"POST"):  # this server has no streams for sessions, and sessions need no end
             return b"HTTP/1.1 405 Method Not Allowed\r\nAllow: POST\r\nContent-Length: 0\r\n\r\n"
-        said = answer(body)
-        if not said:
+        output = answer(body)
+        if not output:
             return b"HTTP/1.1 202 Accepted\r\nContent-Length: 0\r\n\r\n"
         fields = b"" if b"mcp-method" in head.lower() else b"Mcp-Session-Id: bench\r\n"
         start = b"HTTP/1.1 200 OK\r\nContent-Type: application/json\r\n%bContent-Length: %d\r\n\r\n"
-        return start % (fields, len(said)) + said
+        return start % (fields, len(output)) + output
 
 
 def by_http() -> None:
