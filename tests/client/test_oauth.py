@@ -17,7 +17,7 @@ from tests.client.http_script import ReceivedRequest, ResponseWriter, legacy, mo
 from tests.client.matrix import no_tasks_left
 from tests.client.oauth_network import ISSUER, RESOURCE, oauth_network
 from tests.client.sample_server import sample_server
-from tests.core.auth_server import CALLBACK, AuthServer, Deployment, Driver, McpServer, key, unsigned
+from tests.core.auth_server import CALLBACK, AuthServer, Deployment, Driver, McpServer, jwt_parts, key
 from tests.http.scripted_server import A, B, C, D, E
 from tests.requirements import req
 from trio_mcp import Client, OAuth, RequestError, Server, UsageError, open_client
@@ -532,7 +532,7 @@ async def test_every_request_proves_the_key_with_the_newest_nonce(autojump_clock
             await out.json({"resource": RESOURCE, "authorization_servers": [ISSUER]})
             return
         scheme, _, token = received.headers.get("Authorization", "").partition(" ")
-        claims = unsigned(received.headers["DPoP"])[1] if scheme == "DPoP" else {}
+        claims = jwt_parts(received.headers["DPoP"])[1] if scheme == "DPoP" else {}
         if not claims or (proofs and claims.get("nonce") != f"n{len(proofs) - 1}"):
             wrong = "use_dpop_nonce" if claims else "invalid_token"
             challenge = {"WWW-Authenticate": f'DPoP error="{wrong}"', **({} if not proofs else nonce)}
@@ -565,7 +565,7 @@ async def test_a_program_proves_who_it_is_by_a_key(autojump_clock: MockClock) ->
         async with network.client(network.auth(robot)) as client:
             await add(client)
         (asked,) = network.authority.of("token")
-        assert unsigned(asked["client_assertion"])[1]["sub"] == "robot"
+        assert jwt_parts(asked["client_assertion"])[1]["sub"] == "robot"
 
 
 # What is refused at once.

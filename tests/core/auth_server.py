@@ -74,7 +74,7 @@ def key(algorithm: str = "ES256", **more: Any) -> Key:
     return Key(algorithm, sign, {"kty": "EC", "crv": "P-256", "x": "x", "y": "y"}, **more)
 
 
-def unsigned(jwt: str) -> tuple[dict[str, Any], dict[str, Any]]:
+def jwt_parts(jwt: str) -> tuple[dict[str, Any], dict[str, Any]]:
     """The header and the claims of a JWT of `key`."""
     header, claims, _ = jwt.split(".")
     return json.loads(base64.urlsafe_b64decode(header)), json.loads(base64.urlsafe_b64decode(claims))
@@ -226,7 +226,7 @@ class AuthServer:
         proof = headers.get("DPoP") if self.dpop else None
         jwk = None
         if proof is not None:
-            header, claims = unsigned(proof)
+            header, claims = jwt_parts(proof)
             if claims.get("nonce") != self.nonce:
                 return reply(400, {"error": "use_dpop_nonce"}, DPoP_Nonce=str(self.nonce))
             assert (header["typ"], claims["htm"]) == ("dpop+jwt", "POST")
@@ -281,7 +281,7 @@ class AuthServer:
             client_id, _, secret = (unquote_plus(each) for each in pair.partition(":"))
             method = "client_secret_basic"
         elif "client_assertion" in fields:
-            header, claims = unsigned(fields["client_assertion"])
+            header, claims = jwt_parts(fields["client_assertion"])
             assert claims["aud"] == self.issuer
             assert claims["iss"] == claims["sub"]
             assert header["alg"] == "ES256"
@@ -361,7 +361,7 @@ class McpServer:
     def _disproven(self, proof: str | None, token: str) -> str | None:
         if proof is None:
             return "invalid_token"
-        _, claims = unsigned(proof)
+        _, claims = jwt_parts(proof)
         if claims.get("nonce") != self.nonce:
             return "use_dpop_nonce"
         ath = base64.urlsafe_b64encode(hashlib.sha256(token.encode()).digest()).rstrip(b"=").decode()

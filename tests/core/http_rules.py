@@ -316,7 +316,7 @@ ORIGIN_RULES = [
     ),
     *(
         modern(f"Sec-Fetch-Site: {site}", 200, headers={"Sec-Fetch-Site": site})
-        for site in ("same-origin", "none", "what else there may be")
+        for site in ("same-origin", "none", "a value of the future")
     ),
     modern(
         "Sec-Fetch-Site: cross-site and an allowed origin",

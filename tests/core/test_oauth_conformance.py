@@ -18,9 +18,9 @@ from tests.core.auth_server import (
     Driver,
     McpServer,
     deployment,
+    jwt_parts,
     key,
     reply,
-    unsigned,
 )
 from tests.requirements import req
 from trio_mcp.core.http import Headers
@@ -387,7 +387,7 @@ def test_client_credentials_by_a_key() -> None:
     token = only(server.of("token"))
     assert (token["grant_type"], token["resource"], token["scope"]) == ("client_credentials", MCP, "mcp:basic")
     assert token["client_assertion_type"] == "urn:ietf:params:oauth:client-assertion-type:jwt-bearer"
-    header, claims = unsigned(token["client_assertion"])
+    header, claims = jwt_parts(token["client_assertion"])
     assert header == {"typ": "JWT", "alg": "ES256", "kid": "k1"}
     assert (claims["iss"], claims["sub"], claims["aud"]) == ("robot", "robot", ISSUER)
     assert claims["iat"] == NOW
@@ -512,7 +512,7 @@ def test_dpop_at_both_servers(nonces: bool) -> None:
     mcp, server = driver.deployment.mcp, driver.deployment.servers[0]
     assert [driver.call(), driver.call()] == [200, 200]
     assert len(server.of("token")) == 1 + nonces
-    header, claims = unsigned(server.asked[-1].headers["DPoP"])
+    header, claims = jwt_parts(server.asked[-1].headers["DPoP"])
     assert header["jwk"] == {"kty": "EC", "crv": "P-256", "x": "x", "y": "y"}
     assert (claims["htu"], claims["iat"]) == (f"{ISSUER}/token", NOW)
     assert "ath" not in claims

@@ -19,10 +19,10 @@ from tests.core.auth_server import (
     Driver,
     deployment,
     entropy,
+    jwt_parts,
     key,
     reply,
     restarted,
-    unsigned,
 )
 from tests.requirements import req
 from trio_mcp.core import UsageError
@@ -546,9 +546,9 @@ def test_a_key_is_asymmetric_and_shows_its_public_half_only() -> None:
 
 def test_a_proof_is_for_one_request() -> None:
     proof = dpop_proof(KEY, "POST", "https://h/p?q=1#f", NOW + 0.9, entropy, nonce="n", token="t")
-    header, claims = unsigned(proof)
+    header, claims = jwt_parts(proof)
     assert header == {"typ": "dpop+jwt", "alg": "ES256", "jwk": KEY.jwk}
-    assert claims.pop("jti") != unsigned(dpop_proof(KEY, "POST", "https://h/", NOW, entropy))[1]["jti"]
+    assert claims.pop("jti") != jwt_parts(dpop_proof(KEY, "POST", "https://h/", NOW, entropy))[1]["jti"]
     assert claims == {
         "htm": "POST",
         "htu": "https://h/p",

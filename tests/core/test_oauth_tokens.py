@@ -17,10 +17,10 @@ from tests.core.auth_server import (
     deployment,
     entropy,
     failure,
+    jwt_parts,
     key,
     reply,
     restarted,
-    unsigned,
 )
 from tests.requirements import req
 from trio_mcp.core import UsageError
@@ -300,7 +300,7 @@ def test_a_nonce_in_a_response_is_used_for_the_next_request() -> None:
     driver.authorizer.replied([(b"dpop-nonce", b"n9")])
     verdict = driver.authorizer.authorized_request("POST").go(NOW)
     assert isinstance(verdict, Authorized)
-    assert unsigned(dict(verdict.headers)["DPoP"])[1]["nonce"] == "n9"
+    assert jwt_parts(dict(verdict.headers)["DPoP"])[1]["nonce"] == "n9"
 
 
 # Secrets, records and arguments.
