@@ -1,4 +1,4 @@
-"""Arguments: checked by their shape, judged by the engine where they do not fit, and made into what functions take."""
+"""Arguments of handlers: a fast check, the validation engine if it fails, and the conversion to the hinted types."""
 
 from __future__ import annotations
 
@@ -40,20 +40,20 @@ class Line:
 Name = NewType("Name", str)
 
 
-def of(function: Any) -> Arguments:
+def typed_arguments(function: Any) -> Arguments:
     handler = typed(function)
     return arguments_of(function, handler)
 
 
-# Reading.
+# Conversion.
 
 
 def forecast(city: str, days: int = 3, *, since: datetime.date | None = None, size: Size = Size.SMALL) -> None: ...
 
 
 @req("tool-06")
-def test_arguments_become_what_the_function_takes() -> None:
-    arguments = of(forecast)
+def test_arguments_are_converted_to_the_types_of_the_function() -> None:
+    arguments = typed_arguments(forecast)
     assert arguments.read({"city": "Oslo"}) == {"city": "Oslo"}
     assert arguments.read({"city": "Oslo", "days": 1.0, "since": "2025-06-18", "size": "l"}) == {
         "city": "Oslo",
@@ -73,13 +73,13 @@ def test_arguments_become_what_the_function_takes() -> None:
         ({"city": "Oslo", "days": True}, ["/days: must be of type integer, not a boolean"]),
         ({"city": "Oslo", "dayz": 1}, ['/dayz: is not allowed; the allowed names are "city", "days", "since", "size"']),
         ({"city": None, "size": "m"}, ["/city: must be of type string, not null", '/size: must be one of ["s", "l"]']),
-        # What no schema says.
+        # Invalid, but not by the schema.
         ({"city": "Oslo", "since": "yesterday"}, ["/since: must be a date, such as 2025-06-18"]),
     ],
 )
-def test_what_is_wrong_is_said_with_its_place_and_without_the_value(given: Any, problems: list[str]) -> None:
+def test_a_problem_is_reported_with_its_place_and_without_the_value(given: Any, problems: list[str]) -> None:
     with pytest.raises(BadArguments) as caught:
-        of(forecast).read(given)
+        typed_arguments(forecast).read(given)
     if "since" not in given:
         assert caught.value.problems == problems
     assert [each.partition(":")[0] for each in caught.value.problems] == [each.partition(":")[0] for each in problems]
@@ -87,7 +87,7 @@ def test_what_is_wrong_is_said_with_its_place_and_without_the_value(given: Any, 
     assert "yesterday" not in str(caught.value)
 
 
-def test_a_schema_of_others_is_judged_by_the_engine_alone() -> None:
+def test_a_given_schema_is_checked_by_the_engine_only() -> None:
     members = {"n": {"type": "string", "enum": ["a", 1]}, "free": True}
     schema = {"type": "object", "properties": members, "additionalProperties": False}
     arguments = Arguments(schema, compiled=compile_schema(schema))
@@ -97,8 +97,8 @@ def test_a_schema_of_others_is_judged_by_the_engine_alone() -> None:
         arguments.read({"n": 1})
 
 
-def test_good_arguments_do_not_load_the_engine(monkeypatch: pytest.MonkeyPatch) -> None:
-    arguments = of(forecast)
+def test_valid_arguments_do_not_load_the_engine(monkeypatch: pytest.MonkeyPatch) -> None:
+    arguments = typed_arguments(forecast)
     monkeypatch.setitem(sys.modules, "jsonschema_rs", None)
     assert arguments.fit({"city": "Oslo"})
     assert arguments.read({"city": "Oslo", "size": "s"})["size"] is Size.SMALL
@@ -121,7 +121,7 @@ def review(
 
 
 @req("prm-17")
-def test_arguments_that_are_text_have_a_schema_of_texts() -> None:
+def test_text_arguments_have_a_schema_of_strings() -> None:
     arguments = text_arguments(review, typed(review), "the arguments of a prompt")
     properties = arguments.schema["properties"]
     assert properties["code"] == properties["anything"] == {"type": "string"}
@@ -139,7 +139,7 @@ def test_arguments_that_are_text_have_a_schema_of_texts() -> None:
 
 @req("prm-17")
 @pytest.mark.parametrize("hint", [int, bytes, list[str], str | int, Literal["a", 1], Level, Line, datetime.date, None])
-def test_other_hints_than_text_are_refused(hint: Any) -> None:
+def test_hints_of_text_arguments_other_than_text_are_refused(hint: Any) -> None:
     def greet(name: Any) -> None: ...
 
     greet.__annotations__["name"] = hint

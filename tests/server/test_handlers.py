@@ -1,4 +1,4 @@
-"""Handlers: what is made of all the callables that people have, and what is refused."""
+"""Handlers: how each kind of callable is run and called, and which callables are refused."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ async def coroutine(city: str) -> str:
     return city
 
 
-def handed_on(function: Callable[..., Any]) -> Callable[..., Any]:
+def passed_through(function: Callable[..., Any]) -> Callable[..., Any]:
     @functools.wraps(function)
     def wrapper(*args: Any, **kwargs: Any) -> Any:
         return function(*args, **kwargs)
@@ -89,8 +89,8 @@ class AsyncWeather:
         return city
 
 
-class Remembering:
-    """A decorator that is an object."""
+class ObjectDecorator:
+    """A decorator that is a class."""
 
     def __init__(self, function: Callable[..., Any]) -> None:
         functools.update_wrapper(self, function)
@@ -115,21 +115,21 @@ KINDS: dict[str, tuple[Callable[..., Any], RunMode]] = {
     "an object": (Weather(), RunMode.THREAD),
     "an async object": (AsyncWeather(), RunMode.ASYNC),
     "a partial of an async object": (functools.partial(AsyncWeather(), "Oslo"), RunMode.ASYNC),
-    "a decorated function": (handed_on(plain), RunMode.THREAD),
-    "a decorated coroutine function": (handed_on(coroutine), RunMode.ASYNC),
-    "one that is decorated twice": (handed_on(handed_on(coroutine)), RunMode.ASYNC),
-    "one that is decorated by an object": (Remembering(coroutine), RunMode.ASYNC),
+    "a decorated function": (passed_through(plain), RunMode.THREAD),
+    "a decorated coroutine function": (passed_through(coroutine), RunMode.ASYNC),
+    "one that is decorated twice": (passed_through(passed_through(coroutine)), RunMode.ASYNC),
+    "one that is decorated by an object": (ObjectDecorator(coroutine), RunMode.ASYNC),
     "a function made async by its decorator": (awaited(plain), RunMode.ASYNC),
     "a cached coroutine function": (functools.lru_cache(coroutine), RunMode.ASYNC),
     "a cached function": (functools.cache(plain), RunMode.THREAD),
     "a generator made a list by its decorator": (collected(numbers), RunMode.THREAD),
     "a built-in function": (len, RunMode.THREAD),
 }
-ODD = pytest.mark.parametrize(("function", "how"), KINDS.values(), ids=KINDS)
+EACH_KIND = pytest.mark.parametrize(("function", "how"), KINDS.values(), ids=KINDS)
 
 
-@ODD
-def test_how_a_callable_is_run_is_seen_through_what_is_around_it(function: Callable[..., Any], how: RunMode) -> None:
+@EACH_KIND
+def test_the_run_mode_of_a_wrapped_callable_is_found(function: Callable[..., Any], how: RunMode) -> None:
     assert typed(function).how is how
     if how is RunMode.THREAD:
         assert typed(function, thread=False).how is RunMode.INLINE
@@ -141,18 +141,18 @@ def test_how_a_callable_is_run_is_seen_through_what_is_around_it(function: Calla
 @pytest.mark.parametrize(
     "function", [function for function, how in KINDS.values() if how is RunMode.ASYNC][:8], ids=name_of
 )
-def test_options_for_threads_are_refused_where_there_is_none(function: Callable[..., Any], option: str) -> None:
+def test_options_for_threads_are_refused_for_async_functions(function: Callable[..., Any], option: str) -> None:
     with pytest.raises(UsageError, match=rf"is async, so no thread runs it; drop {option}=False, or the async"):
         typed(function, **{option: False})
 
 
-def test_a_class_is_refused_with_what_to_register_instead() -> None:
+def test_a_class_is_refused_with_a_hint() -> None:
     why = r"^Forecast is a class, .*; register a method of an object, such as Forecast\(...\).run, or a function"
     with pytest.raises(UsageError, match=why):
         typed(Forecast)
 
 
-def test_what_runs_inline_abandons_nothing() -> None:
+def test_abandon_on_cancel_is_refused_without_a_thread() -> None:
     with pytest.raises(
         UsageError, match=r"^plain has thread=False, so no thread runs it; drop abandon_on_cancel=False$"
     ):
@@ -170,14 +170,14 @@ def test_generators_are_refused(function: Callable[..., Any]) -> None:
             make(function)
 
 
-def test_what_cannot_be_called_is_no_handler() -> None:
+def test_an_object_that_is_not_callable_is_refused() -> None:
     with pytest.raises(UsageError, match=r"^a handler must be a function or another callable, got dict$"):
         typed({})  # type: ignore[arg-type]
     with pytest.raises(UsageError, match="got classmethod"):  # @server.tool above @classmethod
         typed(vars(Weather)["of_class"])
 
 
-def test_what_does_not_say_what_it_takes_is_refused() -> None:
+def test_a_callable_without_a_signature_is_refused() -> None:
     with pytest.raises(UsageError, match=r"^dict\.update has no signature: .*; wrap it in a function"):
         typed({}.update)
 
@@ -189,7 +189,7 @@ def test_what_does_not_say_what_it_takes_is_refused() -> None:
         typed(circular)
 
 
-def test_a_method_without_its_object_is_refused_with_the_way_out() -> None:
+def test_a_method_without_its_object_is_refused_with_a_hint() -> None:
     with pytest.raises(
         UsageError,
         match=r"^parameter 'self' of Weather\.read would be an argument: this is a method without its object; register",
@@ -197,7 +197,7 @@ def test_a_method_without_its_object_is_refused_with_the_way_out() -> None:
         typed(Weather.read)
 
 
-def test_self_with_a_hint_is_an_argument_like_others() -> None:
+def test_self_with_a_type_hint_is_an_ordinary_argument() -> None:
     def name(self: str) -> str:
         return self
 
@@ -268,7 +268,7 @@ def subclass(city: str, it: MyContext) -> Any:
 
 
 def of_evaluated(hint: Any) -> Callable[..., Any]:
-    """As without `from __future__ import annotations`."""
+    """A function with evaluated hints, as without `from __future__ import annotations`."""
 
     def function(city: str, it: Any) -> Any:
         return it
@@ -304,7 +304,7 @@ class Asking:
         subclass,
         Asking().ask,
         Asking(),
-        handed_on(annotated),
+        passed_through(annotated),
         functools.partial(annotated),
         of_evaluated(Context),
         of_evaluated(Context | None),
@@ -352,7 +352,7 @@ def starred(city: str, *ctx, **context: Context) -> Any:  # type: ignore[no-unty
 @pytest.mark.parametrize(
     "function", [text_named_ctx, other_class, unresolvable, one_of_two, lists_of_them, starred], ids=name_of
 )
-def test_what_is_no_context_is_left_to_be_an_argument(function: Callable[..., Any]) -> None:
+def test_a_parameter_of_another_type_stays_an_argument(function: Callable[..., Any]) -> None:
     handler = typed(function)
     assert handler.context is None
     assert handler.skip == set()
@@ -373,7 +373,7 @@ def test_two_contexts_are_refused() -> None:
         typed(twice)
 
 
-def test_a_context_by_position_only_is_refused() -> None:
+def test_a_positional_only_context_is_refused() -> None:
     def placed(ctx: Context, /, city: str) -> None: ...
 
     with pytest.raises(
@@ -383,7 +383,7 @@ def test_a_context_by_position_only_is_refused() -> None:
         typed(placed)
 
 
-def test_what_a_partial_has_bound_is_no_argument() -> None:
+def test_parameters_bound_by_a_partial_are_no_arguments() -> None:
     def query(database: str, city: str, ctx=None) -> Any:  # type: ignore[no-untyped-def]
         return database, city, ctx
 
@@ -393,7 +393,7 @@ def test_what_a_partial_has_bound_is_no_argument() -> None:
     assert handler.bind(CTX, {"city": "Oslo"})() == ("main", "Oslo", 3)
 
 
-def test_a_function_without_a_context_is_bound_to_its_arguments_alone() -> None:
+def test_a_function_without_a_context_gets_its_arguments_only() -> None:
     assert typed(plain).bind(CTX, {"city": "Oslo"}, "ignored")() == "Oslo"
 
 
@@ -412,10 +412,10 @@ def three(ctx: Any, uri: str, variables: Any) -> Any:
         lambda ctx, *rest: (ctx, *rest),
         lambda ctx, uri, variables, more=1, **others: (ctx, uri, variables),
         functools.partial(lambda database, *rest: rest, "main"),
-        handed_on(three),
+        passed_through(three),
     ],
 )
-def test_a_raw_handler_takes_everything_by_position(function: Callable[..., Any]) -> None:
+def test_a_raw_handler_gets_all_values_by_position(function: Callable[..., Any]) -> None:
     handler = raw(function, ("ctx", "uri", "variables"))
     assert (handler.how, handler.abandon_on_cancel, handler.context, handler.skip) == (
         RunMode.THREAD,
@@ -434,12 +434,12 @@ def test_a_raw_handler_takes_everything_by_position(function: Callable[..., Any]
         (lambda ctx, uri, *, key: 0, r"but takes \(ctx, uri, \*, key\): missing a required (keyword-only )?argument"),
     ],
 )
-def test_a_raw_handler_of_the_wrong_shape_is_refused(function: Callable[..., Any], why: str) -> None:
+def test_a_raw_handler_with_other_parameters_is_refused(function: Callable[..., Any], why: str) -> None:
     with pytest.raises(UsageError, match=r"<lambda> is called by position, with \(ctx, uri\), " + why):
         raw(function, ("ctx", "uri"))
 
 
-def test_raw_handlers_are_run_like_others() -> None:
+def test_raw_handlers_have_the_same_run_modes() -> None:
     async def fetch(ctx: Any) -> None: ...
 
     assert raw(fetch, ("ctx",)).how is RunMode.ASYNC

@@ -1,4 +1,4 @@
-"""Paths from outside: `file:` URIs, staying below a directory, roots.  With real directories and links."""
+"""Paths from clients: `file:` URIs, paths below a directory, and roots, with real directories and links."""
 
 from __future__ import annotations
 
@@ -19,12 +19,12 @@ from trio_mcp.transport import PathRefused, Roots, below, file_path
 
 @pytest.fixture
 def tree(tmp_path: Path) -> Path:
-    """A directory `top` with what may be read, and a secret beside it."""
+    """A directory `top` with files that clients may read, and a secret beside it."""
     top = tmp_path / "top"
     (top / "sub").mkdir(parents=True)
     (top / "sub" / "a b.txt").write_text("inside")
     (tmp_path / "secret").write_text("outside")
-    (tmp_path / "top-secret").mkdir()  # begins with the same letters
+    (tmp_path / "top-secret").mkdir()  # its name begins like `top`
     (top / "inner").symlink_to(top / "sub")
     (top / "out").symlink_to(tmp_path)
     (top / "sub" / "far").symlink_to("../../secret")
@@ -43,7 +43,7 @@ def tree(tmp_path: Path) -> Path:
         ("FILE://LocalHost/a", "/a"),
         ("file:/a", "/a"),
         ("file:///a%20b/%C3%BC", "/a b/ü"),
-        ("file:///a b/ü", "/a b/ü"),  # what careless clients write
+        ("file:///a b/ü", "/a b/ü"),  # some clients do not encode URIs
         ("file:///100%25", "/100%"),
         ("file:///a%2520b", "/a%20b"),  # decoded once
         ("file:///%ff", os.fsdecode(b"/\xff")),  # a name need not be UTF-8
@@ -55,7 +55,7 @@ def test_a_file_uri_names_a_path(uri: str, path: str) -> None:
 
 
 @given(st.binary(min_size=1, max_size=20).filter(lambda name: not set(name) & set(b"/\0\\%") and name not in b".."))
-def test_a_file_uri_names_any_file_there_is(name: bytes) -> None:
+def test_a_file_uri_can_name_any_file(name: bytes) -> None:
     assert os.fsencode(file_path("file:///tmp/" + quote(name))) == b"/tmp/" + name
 
 
@@ -90,7 +90,7 @@ def test_a_file_uri_names_any_file_there_is(name: bytes) -> None:
         "file:///" + "a/" * 2048,
     ],
 )
-def test_what_names_no_file_of_this_machine_or_climbs_is_refused(uri: str) -> None:
+def test_other_uris_and_those_with_parent_parts_are_refused(uri: str) -> None:
     with pytest.raises(PathRefused):
         file_path(uri)
 
@@ -107,9 +107,9 @@ def test_what_names_no_file_of_this_machine_or_climbs_is_refused(uri: str) -> No
         ("sub/a b.txt", "sub/a b.txt"),
         ("./sub//a b.txt", "sub/a b.txt"),
         ("inner/a b.txt", "sub/a b.txt"),  # a link that stays inside
-        ("out/top/sub", "sub"),  # out by a link and back in: what counts is where it leads
+        ("out/top/sub", "sub"),  # a link leads out and the path back in: the target counts
         ("new/file.txt", "new/file.txt"),
-        ("a%20b", "a%20b"),  # a name like any other
+        ("a%20b", "a%20b"),  # an ordinary name
         ("100%", "100%"),
         ("c..d", "c..d"),
         ("...", "..."),
@@ -134,7 +134,7 @@ def test_the_directory_may_itself_be_a_link(tree: Path) -> None:
         "%5cetc",
         "..",
         "../secret",
-        "../top/sub",  # it would come back, but who stays below need not climb
+        "../top/sub",  # it leads back, but no valid path needs ".."
         "sub/../../secret",
         "sub/..",
         "..\\secret",
@@ -153,10 +153,10 @@ def test_the_directory_may_itself_be_a_link(tree: Path) -> None:
         "../top-secret",
     ],
 )
-def test_a_path_that_leads_out_of_its_directory_is_refused(tree: Path, relative: str) -> None:
+def test_a_path_out_of_its_directory_is_refused(tree: Path, relative: str) -> None:
     with pytest.raises(PathRefused) as caught:
         below(tree, relative)
-    # The client learns what is wrong and not where it is, whether or not the handler looks at the error.
+    # The error is sent to the client, even if the handler ignores it, and must not have the place of the directory.
     assert isinstance(caught.value, RequestError)
     assert caught.value.code == INVALID_PARAMS
     assert caught.value.data is None
@@ -164,20 +164,22 @@ def test_a_path_that_leads_out_of_its_directory_is_refused(tree: Path, relative:
     assert "secret" not in str(caught.value)
 
 
-def test_a_neighbour_whose_name_begins_alike_is_outside(tree: Path) -> None:
+def test_a_directory_with_the_same_prefix_is_outside(tree: Path) -> None:
     (tree / "near").symlink_to(tree.parent / "top-secret")
     with pytest.raises(PathRefused, match="outside"):
         below(tree, "near")
 
 
-def test_a_link_to_itself_leads_nowhere(tree: Path) -> None:
+def test_a_link_to_itself_cannot_be_read(tree: Path) -> None:
     with pytest.raises(OSError, match="loop"):
         below(tree, "loop").read_bytes()
 
 
 @req("res-18")
 @given(st.lists(st.sampled_from(["..", ".", "/", "\\", "%2e", "%2E", "%2f", "%25", "2e", "sub", "out", "far", "\0"])))
-def test_no_path_whatever_leads_out(tmp_path_factory: pytest.TempPathFactory, parts: list[str]) -> None:
+def test_no_accepted_path_leads_out_of_the_directory(
+    tmp_path_factory: pytest.TempPathFactory, parts: list[str]
+) -> None:
     top = tmp_path_factory.getbasetemp() / "below" / "top"
     if not top.exists():
         (top / "sub").mkdir(parents=True)
@@ -252,19 +254,19 @@ def test_a_path_outside_of_all_roots_is_refused(tree: Path, place: str) -> None:
         "/" + "a/" * 2048,
     ],
 )
-def test_what_is_no_absolute_path_is_in_no_root(tree: Path, place: str) -> None:
+def test_a_path_that_is_not_absolute_is_outside_of_all_roots(tree: Path, place: str) -> None:
     with pytest.raises(PathRefused):
         uris(tree, "file:///").path(place)
 
 
 @req("root-09")
-def test_without_roots_nothing_is_inside() -> None:
+def test_without_roots_each_path_is_outside() -> None:
     with pytest.raises(PathRefused, match="outside"):
         Roots().path("/")
 
 
 @req("root-08")
-def test_a_root_that_has_disappeared_allows_nothing_and_hides_no_other(tree: Path) -> None:
+def test_a_deleted_root_allows_no_path_and_other_roots_still_work(tree: Path) -> None:
     gone, other = tree.parent / "gone", tree.parent / "other"
     gone.mkdir()
     other.mkdir()
@@ -278,7 +280,7 @@ def test_a_root_that_has_disappeared_allows_nothing_and_hides_no_other(tree: Pat
 
 
 @req("root-08", "root-09")
-def test_roots_that_are_no_files_of_this_machine_allow_nothing(tree: Path) -> None:
+def test_roots_that_are_no_local_files_allow_no_path(tree: Path) -> None:
     roots = uris("https://example.com/", "file://host/", "file:///%zz", "file:///a/../..", tree)
     assert roots.path(tree / "sub") == tree / "sub"
     with pytest.raises(PathRefused):
@@ -286,7 +288,7 @@ def test_roots_that_are_no_files_of_this_machine_allow_nothing(tree: Path) -> No
 
 
 @req("root-08")
-def test_a_root_that_became_a_link_allows_where_it_leads_and_no_more(tree: Path) -> None:
+def test_a_root_that_became_a_link_allows_its_target_only(tree: Path) -> None:
     roots = uris(tree / "moving")
     (tree / "moving").symlink_to(tree / "sub")
     assert roots.path(tree / "moving" / "x") == tree / "sub" / "x"
@@ -294,7 +296,7 @@ def test_a_root_that_became_a_link_allows_where_it_leads_and_no_more(tree: Path)
         roots.path(tree)
 
 
-def test_importing_it_loads_no_models() -> None:
+def test_importing_the_module_loads_no_models() -> None:
     shown = "print([name for name in sys.modules if name.endswith(('models', 'trio'))])"
     code = f"import sys, trio_mcp.transport.paths; {shown}"
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)

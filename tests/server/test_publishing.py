@@ -1,4 +1,4 @@
-"""Changes merged into bursts, without any server or client."""
+"""The publisher merges changes into windows.  The tests use it without a server or a client."""
 
 from __future__ import annotations
 
@@ -34,19 +34,19 @@ LISTEN: dict[ChangeEvent, Any] = {
 }
 
 
-class Hearer:
-    """A connection that writes down what it hears, and when."""
+class Subscriber:
+    """A connection that records the notifications of changes, with their times."""
 
     def __init__(self) -> None:
-        self.heard: list[tuple[float, str, Id | None]] = []
+        self.received: list[tuple[float, str, Id | None]] = []
 
     def tell_change(self, notification: Notification, about: Id | None) -> None:
-        self.heard.append((round(trio.current_time(), 6), notification.method.split("/", 1)[1], about))
+        self.received.append((round(trio.current_time(), 6), notification.method.split("/", 1)[1], about))
 
 
 @contextlib.asynccontextmanager
 async def publishing(window: float = WINDOW) -> AsyncIterator[Publisher]:
-    """Time counts from here."""
+    """A running publisher.  The mock clock starts at zero."""
     publisher = Publisher(Limits(), window)
     async with trio.open_nursery() as nursery:
         nursery.start_soon(publisher.run)
@@ -57,9 +57,9 @@ async def publishing(window: float = WINDOW) -> AsyncIterator[Publisher]:
         nursery.cancel_scope.cancel()
 
 
-def listen(publisher: Publisher, hearer: Hearer, id: Id, *changes: ChangeEvent) -> ListenerKey:
+def listen(publisher: Publisher, subscriber: Subscriber, id: Id, *changes: ChangeEvent) -> ListenerKey:
     asked = {name: value for change in changes for name, value in LISTEN[change].items()}
-    key = ListenerKey(hearer, id)
+    key = ListenerKey(subscriber, id)
     publisher.listeners.listen(key, Request(id, "subscriptions/listen", {"notifications": asked}), DECLARED)
     return key
 
@@ -70,7 +70,7 @@ def clock() -> MockClock:
 
 
 @pytest.mark.parametrize(
-    ("changes", "heard"),
+    ("changes", "times"),
     [
         ([0], [0.5]),
         ([0, 0, 0], [0.5]),
@@ -81,21 +81,21 @@ def clock() -> MockClock:
         ([0, 5], [0.5, 5.5]),
     ],
 )
-async def test_a_window_opens_with_the_first_change_and_all_in_it_are_one(
-    changes: list[float], heard: list[float], clock: MockClock
+async def test_the_changes_of_one_window_are_one_notification(
+    changes: list[float], times: list[float], clock: MockClock
 ) -> None:
-    hearer = Hearer()
+    subscriber = Subscriber()
     async with publishing() as publisher:
-        listen(publisher, hearer, 1, TOOLS_CHANGED)
+        listen(publisher, subscriber, 1, TOOLS_CHANGED)
         for at in changes:
             await trio.sleep_until(at)
             publisher.publish(TOOLS_CHANGED)
-    assert [time for time, _, _ in hearer.heard] == heard
+    assert [time for time, _, _ in subscriber.received] == times
 
 
 @req("sub-01", "sub-13")
-async def test_each_hears_what_it_asked_for_in_the_order_of_the_first_changes(clock: MockClock) -> None:
-    one, two = Hearer(), Hearer()
+async def test_each_subscriber_gets_its_changes_in_their_first_order(clock: MockClock) -> None:
+    one, two = Subscriber(), Subscriber()
     async with publishing() as publisher:
         listen(publisher, one, "a", TOOLS_CHANGED, resource_updated("r://one"))
         listen(publisher, one, "b", TOOLS_CHANGED)
@@ -104,54 +104,54 @@ async def test_each_hears_what_it_asked_for_in_the_order_of_the_first_changes(cl
             publisher.publish(change)
         publisher.publish(RESOURCES_CHANGED)
         publisher.publish(resource_updated("r://two"))
-    assert one.heard == [
+    assert one.received == [
         (0.5, "resources/updated", "a"), (0.5, "tools/list_changed", "a"), (0.5, "tools/list_changed", "b"),
     ]  # fmt: skip
-    assert two.heard == [(0.5, "prompts/list_changed", "a")]
+    assert two.received == [(0.5, "prompts/list_changed", "a")]
 
 
-async def test_who_left_within_the_window_hears_nothing_and_who_came_hears_it(clock: MockClock) -> None:
-    left, stayed, came = Hearer(), Hearer(), Hearer()
+async def test_subscribers_at_the_end_of_the_window_get_the_change(clock: MockClock) -> None:
+    left, stayed, came = Subscriber(), Subscriber(), Subscriber()
     async with publishing() as publisher:
         key = listen(publisher, left, 1, TOOLS_CHANGED)
         listen(publisher, stayed, 1, TOOLS_CHANGED)
         publisher.publish(TOOLS_CHANGED)
         publisher.listeners.forget(key)
         listen(publisher, came, 1, TOOLS_CHANGED)
-    assert (len(left.heard), len(stayed.heard), len(came.heard)) == (0, 1, 1)
+    assert (len(left.received), len(stayed.received), len(came.received)) == (0, 1, 1)
 
 
-async def test_what_nobody_listened_to_is_not_kept(clock: MockClock) -> None:
-    hearer = Hearer()
+async def test_a_change_without_subscribers_is_not_kept(clock: MockClock) -> None:
+    subscriber = Subscriber()
     async with publishing() as publisher:
         publisher.publish(TOOLS_CHANGED)
-        listen(publisher, hearer, 1, TOOLS_CHANGED)
+        listen(publisher, subscriber, 1, TOOLS_CHANGED)
         await trio.sleep(1)
-    assert hearer.heard == []
+    assert subscriber.received == []
 
 
-async def test_without_a_window_changes_are_told_at_once(clock: MockClock) -> None:
-    hearer = Hearer()
+async def test_without_a_window_changes_are_sent_at_once(clock: MockClock) -> None:
+    subscriber = Subscriber()
     async with publishing(0) as publisher:
-        listen(publisher, hearer, 1, TOOLS_CHANGED)
+        listen(publisher, subscriber, 1, TOOLS_CHANGED)
         for _ in range(2):
             publisher.publish(TOOLS_CHANGED)
             publisher.publish(TOOLS_CHANGED)
             await wait_all_tasks_blocked()
-    assert [time for time, _, _ in hearer.heard] == [0, 0]
+    assert [time for time, _, _ in subscriber.received] == [0, 0]
 
 
-async def test_a_hearer_that_publishes_is_told_in_the_next_window(clock: MockClock) -> None:
-    """A change may follow from hearing of another one, and neither is lost."""
+async def test_a_change_by_a_subscriber_is_sent_in_the_next_window(clock: MockClock) -> None:
+    """One change may cause another one, and both are sent."""
 
-    class Echo(Hearer):
+    class Echo(Subscriber):
         def tell_change(self, notification: Notification, about: Id | None) -> None:
             super().tell_change(notification, about)
-            if len(self.heard) < 3:
+            if len(self.received) < 3:
                 publisher.publish(TOOLS_CHANGED)
 
-    hearer = Echo()
+    subscriber = Echo()
     async with publishing() as publisher:
-        listen(publisher, hearer, 1, TOOLS_CHANGED)
+        listen(publisher, subscriber, 1, TOOLS_CHANGED)
         publisher.publish(TOOLS_CHANGED)
-    assert [time for time, _, _ in hearer.heard] == [0.5, 1.0, 1.5]
+    assert [time for time, _, _ in subscriber.received] == [0.5, 1.0, 1.5]

@@ -1,4 +1,4 @@
-"""What handlers return, as results of every revision."""
+"""The results that are made of the return values of handlers, in each revision."""
 
 from __future__ import annotations
 
@@ -74,16 +74,16 @@ STRUCTURED = pytest.mark.parametrize("revision", [V2025_06, V2025_11, V2026_07],
 PNG, WAV = b"\x89PNG\r\n\x1a\n", b"RIFF....WAVE"
 
 
-class Official:
+class OfficialSchemas:
     """The official schema of each revision."""
 
     def __init__(self, folder: Path) -> None:
         self._whole = {name: json.loads((folder / "schema" / f"{name}.json").read_text()) for name in REVISIONS}
-        # An oversight: its text says that null is a value.
+        # A mistake in the schema: the text of the specification says that null is a value.
         self._whole[LATEST.name]["$defs"]["JSONValue"]["anyOf"].append({"type": "null"})
 
     def check(self, kind: str, revision: Revision, method: str, result: Any) -> Any:
-        """As it leaves: the session adds what every result of its method has."""
+        """Check a result with the members that the session adds to each result of its method."""
         whole = self._whole[revision.name]
         key = "$defs" if "$defs" in whole else "definitions"
         result = {**revision.complete(method in revision.cacheable), **result}
@@ -92,8 +92,8 @@ class Official:
 
 
 @pytest.fixture(scope="session")
-def official(shared_schemas: Path) -> Official:
-    return Official(shared_schemas)
+def official(shared_schemas: Path) -> OfficialSchemas:
+    return OfficialSchemas(shared_schemas)
 
 
 @dataclasses.dataclass
@@ -155,7 +155,9 @@ CONTENT: list[tuple[Any, list[Any]]] = [
 @req("tool-05", "tool-39")
 @REVISION
 @pytest.mark.parametrize(("value", "content"), CONTENT)
-def test_what_a_tool_returns_is_its_content(official: Official, revision: Revision, value: Any, content: Any) -> None:
+def test_the_return_value_of_a_tool_becomes_content(
+    official: OfficialSchemas, revision: Revision, value: Any, content: Any
+) -> None:
     for output in (None, OutputSchema(), OutputSchema(str)):
         result = tool_result(value, output, "t", revision)
         assert result == {"content": content}
@@ -164,7 +166,7 @@ def test_what_a_tool_returns_is_its_content(official: Official, revision: Revisi
 
 @req("tool-05")
 @REVISION
-def test_bytes_are_a_resource_inside_the_result(official: Official, revision: Revision) -> None:
+def test_bytes_are_a_resource_inside_the_result(official: OfficialSchemas, revision: Revision) -> None:
     result = tool_result(b"hi", None, "my tool/é", revision)
     uri = "tool://my%20tool%2F%C3%A9/result"
     blob = {"type": "resource", "resource": {"uri": uri, "mimeType": "application/octet-stream", "blob": "aGk="}}
@@ -176,7 +178,7 @@ def test_bytes_are_a_resource_inside_the_result(official: Official, revision: Re
 
 @req("tool-11")
 @REVISION
-def test_links_are_content_where_the_revision_has_them(official: Official, revision: Revision) -> None:
+def test_links_are_content_in_revisions_that_have_them(official: OfficialSchemas, revision: Revision) -> None:
     link = ResourceLink("n", "a:b")
     if revision in (V2024_11, V2025_03):
         with pytest.raises(NotInThisRevision):
@@ -187,13 +189,13 @@ def test_links_are_content_where_the_revision_has_them(official: Official, revis
         official.check("CallToolResult", revision, "tools/call", result)
 
 
-def test_content_of_a_kind_that_is_not_known_is_sent_on() -> None:
+def test_content_of_an_unknown_kind_is_sent() -> None:
     assert tool_result(UnknownContent({"type": "new"}), None, "t", LATEST) == {"content": [{"type": "new"}]}
 
 
 @req("tool-39")
 @REVISION
-def test_an_explicit_result_says_itself(official: Official, revision: Revision) -> None:
+def test_an_explicit_result_is_sent_unchanged(official: OfficialSchemas, revision: Revision) -> None:
     value = CallToolResult([TextContent("hi")], is_error=True, meta={"com.example/a": 1})
     result = tool_result(value, None, "t", revision)
     assert result == {
@@ -222,7 +224,7 @@ def test_an_explicit_result_says_itself(official: Official, revision: Revision) 
         (CallToolResult([3]), "expected .*, got int"),  # type: ignore[list-item]
     ],
 )
-def test_what_cannot_be_sent_is_the_servers_own_fault(value: Any, why: str) -> None:
+def test_a_value_without_a_json_form_is_a_bad_result(value: Any, why: str) -> None:
     with pytest.raises(BadResult, match=why):
         tool_result(value, None, "t", LATEST)
 
@@ -252,8 +254,8 @@ SCALARS: list[tuple[Any, Any, Any]] = [
 @req("tool-13", "tool-14", "tool-34", "tool-35", "tool-36")
 @REVISION
 @pytest.mark.parametrize(("hint", "value", "structured"), SCALARS)
-def test_data_is_structured_content_beside_its_text(
-    official: Official, revision: Revision, hint: Any, value: Any, structured: Any
+def test_data_is_structured_content_and_text(
+    official: OfficialSchemas, revision: Revision, hint: Any, value: Any, structured: Any
 ) -> None:
     output = OutputSchema(hint)
     assert output.schema is not None
@@ -281,12 +283,12 @@ class Tree:
 
 @req("tool-34", "tool-36")
 @pytest.mark.parametrize("revision", [V2025_06, V2025_11], ids=str)
-def test_what_is_no_object_by_its_schema_is_boxed_whatever_is_returned(revision: Revision) -> None:
+def test_a_value_is_boxed_if_its_schema_is_not_one_of_objects(revision: Revision) -> None:
     output = OutputSchema(Tree | None)
     schema = output.boxed_schema()
     assert output.schema is not None
     assert "$defs" in output.schema
-    assert schema.keys() == {"type", "properties", "required", "$defs"}  # where references look for them
+    assert schema.keys() == {"type", "properties", "required", "$defs"}  # references point to "$defs" at the root
     validator = jsonschema_rs.validator_for(schema)
     tree = {"leaves": [], "trees": [{"leaves": [1], "trees": []}]}
     for value, written in ((Tree([], [Tree([1], [])]), tree), (None, None)):
@@ -300,19 +302,19 @@ def test_what_is_no_object_by_its_schema_is_boxed_whatever_is_returned(revision:
 
 @req("tool-36")
 @STRUCTURED
-def test_a_schema_by_hand_is_never_boxed(revision: Revision) -> None:
+def test_a_given_schema_is_never_boxed(revision: Revision) -> None:
     output = OutputSchema(schema={"type": "array", "items": {"$ref": "#/definitions/n"}, "definitions": {"n": {}}})
     assert not output.boxed_in(revision)
     assert ("structuredContent" in tool_result([1], output, "t", revision)) is (revision is V2026_07)
 
 
 @req("tool-35")
-def test_null_is_a_result_and_absence_is_none() -> None:
+def test_none_is_structured_content_only_if_the_hint_has_data() -> None:
     assert tool_result(None, OutputSchema(int | None), "t", LATEST) == {**text("null"), "structuredContent": None}
     assert tool_result(None, OutputSchema(None), "t", LATEST) == {"content": []}
 
 
-def test_a_derived_object_says_no_more_than_was_promised() -> None:
+def test_an_object_of_a_subclass_has_the_members_of_the_hint_only() -> None:
     @dataclasses.dataclass
     class More(Forecast):
         secret: str = "s3cr3t"
@@ -328,7 +330,7 @@ RAW = {"type": "object", "properties": {"n": {"type": "integer"}}, "required": [
 
 @req("tool-14")
 @STRUCTURED
-def test_a_schema_by_hand_is_kept_just_the_same(revision: Revision) -> None:
+def test_results_are_checked_against_a_given_schema(revision: Revision) -> None:
     output = OutputSchema(schema=RAW)
     assert output.schema == RAW
     assert tool_result({"n": 1}, output, "t", revision) == {**text('{"n": 1}'), "structuredContent": {"n": 1}}
@@ -353,7 +355,7 @@ def test_a_schema_by_hand_is_kept_just_the_same(revision: Revision) -> None:
         (Forecast, CallToolResult([], structured_content={"city": "s3cr3t"}), 'lacks the member "days"'),
     ],
 )
-def test_what_breaks_the_promise_does_not_leave(revision: Revision, hint: Any, value: Any, why: str) -> None:
+def test_a_result_that_violates_its_schema_is_not_sent(revision: Revision, hint: Any, value: Any, why: str) -> None:
     with pytest.raises(BadResult, match=why) as caught:
         tool_result(value, OutputSchema(hint), "t", revision)
     assert "s3cr3t" not in str(caught.value)
@@ -361,7 +363,9 @@ def test_what_breaks_the_promise_does_not_leave(revision: Revision, hint: Any, v
 
 @req("tool-13")
 @STRUCTURED
-def test_an_explicit_result_is_checked_and_has_a_text(official: Official, revision: Revision) -> None:
+def test_structured_content_of_an_explicit_result_is_checked_and_text(
+    official: OfficialSchemas, revision: Revision
+) -> None:
     output = OutputSchema(Forecast)
     for content in ([], [ImageContent(PNG, "image/png")]):
         result = tool_result(CallToolResult(content, structured_content=OSLO), output, "t", revision)
@@ -375,14 +379,14 @@ def test_an_explicit_result_is_checked_and_has_a_text(official: Official, revisi
 
 
 @REVISION
-def test_an_error_keeps_no_promise(revision: Revision) -> None:
+def test_an_error_result_need_not_match_the_schema(revision: Revision) -> None:
     output = OutputSchema(Forecast)
     assert tool_result(CallToolResult([], is_error=True), output, "t", revision)["isError"] is True
     result = tool_result(CallToolResult([], structured_content=[1], is_error=True), output, "t", revision)
     assert result["content"] == [{"type": "text", "text": "[1]"}]
 
 
-# Which hints promise what.
+# Output schemas of hints.
 
 
 Id = typing.NewType("Id", str)
@@ -404,7 +408,7 @@ UNSTRUCTURED += [EmbeddedResource | UnknownContent, list[str | Any], Anything, A
 
 
 @pytest.mark.parametrize("hint", UNSTRUCTURED, ids=repr)
-def test_hints_of_content_promise_no_data(hint: Any) -> None:
+def test_hints_of_content_have_no_output_schema(hint: Any) -> None:
     assert OutputSchema(hint).schema is None
 
 
@@ -421,7 +425,7 @@ def test_hints_of_content_promise_no_data(hint: Any) -> None:
         (set[str], {"type": "array", "uniqueItems": True, "items": {"type": "string"}}),
     ],
 )
-def test_hints_of_data_promise_it(hint: Any, schema: Mapping[str, Any]) -> None:
+def test_hints_of_data_have_an_output_schema(hint: Any, schema: Mapping[str, Any]) -> None:
     assert OutputSchema(hint).schema == schema
 
 
@@ -434,7 +438,7 @@ def test_hints_of_data_promise_it(hint: Any, schema: Mapping[str, Any]) -> None:
         (dict[str, int] | list[TextContent], "it returns content or data"),
     ],
 )
-def test_a_hint_that_promises_nothing_clear_is_refused_with_what_to_change(hint: Any, why: str) -> None:
+def test_an_ambiguous_or_unsupported_hint_is_refused_with_a_hint(hint: Any, why: str) -> None:
     with pytest.raises(UsageError, match=why):
         OutputSchema(hint)
 
@@ -444,7 +448,7 @@ def test_a_hint_that_promises_nothing_clear_is_refused_with_what_to_change(hint:
 
 @req("tool-30")
 @REVISION
-def test_a_tool_error_is_a_result(official: Official, revision: Revision) -> None:
+def test_a_tool_error_is_a_result(official: OfficialSchemas, revision: Revision) -> None:
     failed = {**text("no such city"), "isError": True}
     assert tool_failure("no such city", revision) == failed
     assert tool_failure(ToolError("no such city"), revision) == failed
@@ -455,7 +459,7 @@ def test_a_tool_error_is_a_result(official: Official, revision: Revision) -> Non
         official.check("CallToolResult", revision, "tools/call", result)
 
 
-def test_a_tool_error_of_no_content_is_the_servers_own_fault() -> None:
+def test_a_tool_error_without_valid_content_is_a_bad_result() -> None:
     with pytest.raises(BadResult, match="ToolError: int is not content"):
         tool_failure(ToolError([3]), LATEST)  # type: ignore[list-item]
     with pytest.raises(NotInThisRevision):
@@ -463,7 +467,7 @@ def test_a_tool_error_of_no_content_is_the_servers_own_fault() -> None:
 
 
 @REVISION
-def test_a_resource_that_is_not_found_is_told_with_its_uri(revision: Revision) -> None:
+def test_the_error_of_a_missing_resource_has_its_uri(revision: Revision) -> None:
     error = ResourceNotFound("a:b")
     assert isinstance(error, RequestError)
     assert error.data == {"uri": "a:b"}
@@ -474,13 +478,13 @@ def test_a_resource_that_is_not_found_is_told_with_its_uri(revision: Revision) -
     assert revision.error_code(error.code) == (-32602 if revision is LATEST else -32002)
 
 
-def test_questions_are_held() -> None:
+def test_input_required_keeps_its_questions_and_its_state() -> None:
     asked = InputRequired({}, {"step": 1})
     assert (asked.questions, asked.state) == ({}, {"step": 1})
     assert InputRequired({}).state is None
 
 
-# Pictures, sound, files.
+# Images, audio, files.
 
 
 @pytest.fixture
@@ -498,7 +502,7 @@ def folder(tmp_path: Path) -> Path:
     return tmp_path
 
 
-def test_pictures_and_sound_from_bytes_or_a_path(folder: Path) -> None:
+def test_images_and_audio_from_bytes_or_a_path(folder: Path) -> None:
     seen = Annotations(priority=1)
     assert image(folder / "a b.PNG", annotations=seen) == ImageContent(PNG, "image/png", annotations=seen)
     assert image(str(folder / "a b.PNG"), mime_type="image/x-own") == ImageContent(PNG, "image/x-own")
@@ -513,7 +517,7 @@ def test_pictures_and_sound_from_bytes_or_a_path(folder: Path) -> None:
     ("name", "mime_type"),
     [("a.webp", "image/webp"), ("a.jpeg", "image/jpeg"), ("a.gif", "image/gif"), ("a.svg", "image/svg+xml")],
 )
-def test_the_suffix_tells_the_type_wherever_it_runs(tmp_path: Path, name: str, mime_type: str) -> None:
+def test_the_suffix_decides_the_type_on_each_machine(tmp_path: Path, name: str, mime_type: str) -> None:
     (tmp_path / name).write_bytes(b"")
     assert image(tmp_path / name).mime_type == mime_type
 
@@ -531,12 +535,12 @@ def test_the_suffix_tells_the_type_wherever_it_runs(tmp_path: Path, name: str, m
         (lambda folder: file(b"a", mime_type="text/plain"), "a file from bytes needs a uri; give uri="),
     ],
 )
-def test_helpers_say_what_is_missing(folder: Path, make: Any, why: str) -> None:
+def test_helpers_report_missing_or_wrong_arguments(folder: Path, make: Any, why: str) -> None:
     with pytest.raises(UsageError, match=why):
         make(folder)
 
 
-def test_a_file_that_is_not_there_is_the_usual_error(tmp_path: Path) -> None:
+def test_a_missing_file_raises_file_not_found(tmp_path: Path) -> None:
     with pytest.raises(FileNotFoundError):
         image(tmp_path / "a.png")
 
@@ -554,7 +558,9 @@ def test_a_file_that_is_not_there_is_the_usual_error(tmp_path: Path) -> None:
         ("a b.PNG", "image/png", PNG),
     ],
 )
-def test_a_file_is_text_only_if_it_really_is(folder: Path, name: str, mime_type: str, content: str | bytes) -> None:
+def test_a_file_is_text_only_if_it_can_be_decoded(
+    folder: Path, name: str, mime_type: str, content: str | bytes
+) -> None:
     uri = (folder / name).as_uri()
     assert " " not in uri
     wanted: Any = TextResourceContents if isinstance(content, str) else BlobResourceContents
@@ -562,7 +568,7 @@ def test_a_file_is_text_only_if_it_really_is(folder: Path, name: str, mime_type:
 
 
 @req("res-23")
-def test_bytes_with_a_uri_are_a_file_too() -> None:
+def test_bytes_with_a_uri_are_a_file() -> None:
     assert file(b"hi", uri="note:1", mime_type="text/plain; charset=utf-8") == EmbeddedResource(
         TextResourceContents("note:1", "hi", mime_type="text/plain; charset=utf-8")
     )
@@ -589,8 +595,8 @@ PROMPTS: list[tuple[Any, list[Any]]] = [
 @req("prm-17")
 @REVISION
 @pytest.mark.parametrize(("value", "messages"), PROMPTS)
-def test_what_a_prompt_returns_is_its_messages(
-    official: Official, revision: Revision, value: Any, messages: list[Any]
+def test_the_return_value_of_a_prompt_becomes_messages(
+    official: OfficialSchemas, revision: Revision, value: Any, messages: list[Any]
 ) -> None:
     assert prompt_result(value, None, revision) == {"messages": messages}
     result = prompt_result(value, "What it is.", revision)
@@ -599,7 +605,7 @@ def test_what_a_prompt_returns_is_its_messages(
 
 
 @REVISION
-def test_an_explicit_prompt_result_says_itself(official: Official, revision: Revision) -> None:
+def test_an_explicit_prompt_result_is_sent_unchanged(official: OfficialSchemas, revision: Revision) -> None:
     value = GetPromptResult([PromptMessage("user", TextContent("hi"))], "Its own.", meta={"com.example/a": 1})
     result = prompt_result(value, "Of the prompt.", revision)
     assert result["description"] == "Its own."
@@ -611,7 +617,7 @@ def test_an_explicit_prompt_result_says_itself(official: Official, revision: Rev
 
 @req("prm-16")
 @pytest.mark.parametrize("revision", [V2025_06, V2025_11, V2026_07], ids=str)
-def test_a_prompt_may_link_to_resources(official: Official, revision: Revision) -> None:
+def test_a_prompt_may_link_to_resources(official: OfficialSchemas, revision: Revision) -> None:
     result = prompt_result(ResourceLink("n", "a:b"), None, revision)
     assert result["messages"][0]["content"] == {"type": "resource_link", "name": "n", "uri": "a:b"}
     official.check("GetPromptResult", revision, "prompts/get", result)
@@ -620,8 +626,8 @@ def test_a_prompt_may_link_to_resources(official: Official, revision: Revision) 
 @req("prm-05", "prm-06")
 @REVISION
 @pytest.mark.parametrize("wrap", [lambda block: block, lambda block: GetPromptResult([PromptMessage("user", block)])])
-def test_pictures_and_sound_in_prompts_are_base64_with_a_valid_type(
-    official: Official, revision: Revision, wrap: Any
+def test_images_and_audio_in_prompts_are_base64_with_a_valid_type(
+    official: OfficialSchemas, revision: Revision, wrap: Any
 ) -> None:
     picture, sound = image(PNG, mime_type="image/png"), audio(WAV, mime_type="audio/wav")
     result = prompt_result(wrap(picture), None, revision)
@@ -658,7 +664,7 @@ def test_pictures_and_sound_in_prompts_are_base64_with_a_valid_type(
     ],
 )
 def test_a_resource_in_a_prompt_has_a_uri_a_type_and_a_content(
-    official: Official, revision: Revision, contents: Any, written: Any
+    official: OfficialSchemas, revision: Revision, contents: Any, written: Any
 ) -> None:
     for value in (EmbeddedResource(contents), GetPromptResult([PromptMessage("user", EmbeddedResource(contents))])):
         result = prompt_result(value, None, revision)
@@ -678,7 +684,7 @@ def test_a_resource_in_a_prompt_has_a_uri_a_type_and_a_content(
         (EmbeddedResource(TextResourceContents("/no/scheme", "")), "the uri of a resource must begin with a scheme"),
     ],
 )
-def test_what_is_no_prompt_is_the_servers_own_fault(value: Any, why: str) -> None:
+def test_a_value_that_is_no_message_is_a_bad_result(value: Any, why: str) -> None:
     with pytest.raises(BadResult, match=why):
         prompt_result(value, None, LATEST)
 
@@ -708,8 +714,8 @@ def contents(**members: Any) -> dict[str, Any]:
         (BlobResourceContents("c:d", b"hi"), None, {"contents": [{"uri": "c:d", "blob": "aGk="}]}),
     ],
 )
-def test_what_a_resource_returns_is_its_contents(
-    official: Official, revision: Revision, value: Any, mime_type: str | None, result: Any
+def test_the_return_value_of_a_resource_becomes_contents(
+    official: OfficialSchemas, revision: Revision, value: Any, mime_type: str | None, result: Any
 ) -> None:
     assert resource_result(value, "a:b", mime_type, revision) == result
     official.check("ReadResourceResult", revision, "resources/read", result)
@@ -718,8 +724,8 @@ def test_what_a_resource_returns_is_its_contents(
 @req("res-17")
 @REVISION
 @pytest.mark.parametrize("make", [list, tuple, ReadResourceResult])
-def test_a_resource_may_have_several_contents_also_of_other_uris(
-    official: Official, revision: Revision, make: Any
+def test_a_resource_may_have_contents_with_several_uris(
+    official: OfficialSchemas, revision: Revision, make: Any
 ) -> None:
     value = make([NOTE, BlobResourceContents("c:d", b"hi")])
     result = resource_result(value, "a:b", None, revision)
@@ -730,7 +736,7 @@ def test_a_resource_may_have_several_contents_also_of_other_uris(
     official.check("ReadResourceResult", revision, "resources/read", result)
 
 
-def test_an_explicit_resource_result_keeps_its_hints() -> None:
+def test_an_explicit_resource_result_keeps_its_cache_hints() -> None:
     result = resource_result(ReadResourceResult([NOTE], ttl_ms=5, cache_scope="public"), "a:b", None, LATEST)
     assert (result["ttlMs"], result["cacheScope"]) == (5, "public")
 
@@ -738,7 +744,7 @@ def test_an_explicit_resource_result_keeps_its_hints() -> None:
 @req("res-09")
 @REVISION
 @pytest.mark.parametrize("value", [ReadResourceResult([]), None])
-def test_what_is_not_there_is_never_answered_with_nothing(revision: Revision, value: Any) -> None:
+def test_a_resource_without_contents_is_a_bad_result(revision: Revision, value: Any) -> None:
     with pytest.raises(BadResult, match=r"the result of the resource 'a:b': .* raise ResourceNotFound if there"):
         resource_result(value, "a:b", None, revision)
 
@@ -751,7 +757,7 @@ def test_what_is_not_there_is_never_answered_with_nothing(revision: Revision, va
         (decimal.Decimal(1), "Decimal has no JSON form"),
     ],
 )
-def test_what_is_no_resource_is_the_servers_own_fault(value: Any, why: str) -> None:
+def test_a_value_that_is_no_resource_is_a_bad_result(value: Any, why: str) -> None:
     with pytest.raises(BadResult, match=why):
         resource_result(value, "a:b", None, LATEST)
 
@@ -762,14 +768,14 @@ def test_what_is_no_resource_is_the_servers_own_fault(value: Any, why: str) -> N
 @req("cmpl-01", "cmpl-07")
 @settings(max_examples=30, deadline=None)
 @given(st.lists(st.text(max_size=3), max_size=250), st.sampled_from([list, tuple]))
-def test_completions_keep_their_order_and_only_the_first_hundred_are_told(values: list[str], make: Any) -> None:
+def test_a_completion_has_the_first_hundred_values_in_order(values: list[str], make: Any) -> None:
     completion = completion_result(make(values))["completion"]
     assert completion == {"values": values[:100], "total": len(values), "hasMore": len(values) > 100}
 
 
 @req("cmpl-07")
 @REVISION
-def test_a_completion_is_valid_in_every_revision(official: Official, revision: Revision) -> None:
+def test_a_completion_is_valid_in_every_revision(official: OfficialSchemas, revision: Revision) -> None:
     for value in ([], ["a"] * 101, (Word.A, "b"), Completion(["a"], total=3, has_more=True), Completion(["a"])):
         official.check("CompleteResult", revision, "completion/complete", completion_result(value))
     assert completion_result((Word.A, "b"))["completion"]["values"] == ["a", "b"]
@@ -779,12 +785,12 @@ def test_a_completion_is_valid_in_every_revision(official: Official, revision: R
 
 
 @pytest.mark.parametrize("value", [None, "abc", [1], {"a"}, {"a": 1}, iter("abc")])
-def test_what_is_no_list_of_texts_is_no_completion(value: Any) -> None:
+def test_a_completion_that_is_no_list_of_strings_is_a_bad_result(value: Any) -> None:
     with pytest.raises(BadResult, match="it must be a list of strings or a Completion, got"):
         completion_result(value)
 
 
-# What was built of wrong things: types are only checked where somebody runs a type checker.
+# Objects with values of wrong types: without a type checker, the constructor accepts them.
 
 
 WRONG: Any = object()
@@ -826,9 +832,7 @@ PLACES: dict[str, Callable[[Any], Any]] = {
 
 @pytest.mark.parametrize("place", PLACES)
 @pytest.mark.parametrize(("make", "why"), [each[1:] for each in BUILT_WRONG], ids=[each[0] for each in BUILT_WRONG])
-def test_content_that_was_built_of_wrong_things_is_the_servers_own_fault(
-    place: str, make: Callable[[], Any], why: str
-) -> None:
+def test_content_with_values_of_wrong_types_is_a_bad_result(place: str, make: Callable[[], Any], why: str) -> None:
     with pytest.raises(BadResult, match=why):
         PLACES[place](make())
 
@@ -854,12 +858,12 @@ def test_content_that_was_built_of_wrong_things_is_the_servers_own_fault(
         (completion_result, lambda: Completion(["a"], total=typing.cast(Any, "5")), "total: expected integer"),
     ],
 )
-def test_results_that_were_built_of_wrong_things_are_the_servers_own_fault(make: Any, value: Any, why: str) -> None:
+def test_results_with_values_of_wrong_types_are_bad_results(make: Any, value: Any, why: str) -> None:
     with pytest.raises(BadResult, match=why):
         outcome_of(make, value(), LATEST)
 
 
-def test_what_is_built_of_tuples_mappings_and_enums_leaves_as_plain_json() -> None:
+def test_tuples_mappings_and_enums_become_plain_json() -> None:
     block = TextContent(
         Word.A,
         annotations=Annotations((Speaker.USER,), priority=Level.ONE),  # type: ignore[arg-type]
@@ -924,7 +928,7 @@ def built(inside: st.SearchStrategy[Any]) -> st.SearchStrategy[Any]:
     def build(model: Callable[..., Any], parts: list[Any]) -> Any:
         try:
             return model(*parts[: 1 if model is UnknownContent else 2])
-        except (TypeError, UsageError):  # it can be seen when it is built
+        except (TypeError, UsageError):  # the constructor refuses these values
             return parts
 
     return st.builds(build, st.sampled_from(MODELS), st.lists(inside, min_size=1, max_size=2)) | st.lists(
@@ -936,7 +940,7 @@ def built(inside: st.SearchStrategy[Any]) -> st.SearchStrategy[Any]:
 @pytest.mark.parametrize("make", [tool_result, prompt_result, resource_result, completion_result, tool_failure])
 @settings(max_examples=60, deadline=None)
 @given(value=st.recursive(LEAVES, built, max_leaves=6))
-def test_whatever_was_built_is_a_result_or_the_servers_own_fault(make: Any, revision: Revision, value: Any) -> None:
+def test_each_object_is_a_json_result_or_a_bad_result(make: Any, revision: Revision, value: Any) -> None:
     try:
         result = outcome_of(make, value, revision)
     except (BadResult, NotInThisRevision):
@@ -944,7 +948,7 @@ def test_whatever_was_built_is_a_result_or_the_servers_own_fault(make: Any, revi
     assert json.loads(json.dumps(result, allow_nan=False)) == result
 
 
-def test_a_value_that_fails_while_it_is_written_is_not_quoted() -> None:
+def test_the_error_of_a_value_that_cannot_be_written_does_not_quote_it() -> None:
     with pytest.raises(BadResult, match=r"^the result of the tool 't': writing it failed with KeyError$"):
         tool_result(Odd(a=1), None, "t", LATEST)
 
@@ -952,7 +956,7 @@ def test_a_value_that_fails_while_it_is_written_is_not_quoted() -> None:
 # Costs.
 
 
-def test_who_returns_text_needs_no_models() -> None:
+def test_text_results_load_no_models() -> None:
     script = (
         "import sys\n"
         "sys.modules['orjson'] = None  # which brings dataclasses along\n"

@@ -1,4 +1,4 @@
-"""What users import and write: the public names, the decorators, and what a server is made with."""
+"""The parts of a server that users write: public names, decorators, options, and types for type checkers."""
 
 from __future__ import annotations
 
@@ -23,17 +23,17 @@ from trio_mcp.types import Icon, Prompt, Resource, ResourceTemplate, Tool
 PACKAGE = Path(trio_mcp.__file__).parent
 Object = dict[str, Any]
 
-# What needs no words: the name says it all.
-_PLAIN = {"remove_tool", "remove_prompt", "remove_resource", "remove_template", "method", "request_id"}
-# For the machinery, and out of reach for it with an underscore.
-_INSIDE = {"detach", "attach", "cancel", "cancelled", "opened"}
+# Methods that need no docstring, because their names are enough.
+_CLEAR = {"remove_tool", "remove_prompt", "remove_resource", "remove_template", "method", "request_id"}
+# Methods for other modules of the package, which therefore have no underscore.
+_INTERNAL = {"detach", "attach", "cancel", "cancelled", "opened"}
 
 
 @pytest.mark.parametrize("owner", [Server, Context], ids=lambda owner: owner.__name__)
-def test_what_a_user_calls_has_a_docstring(owner: type) -> None:
+def test_public_methods_have_a_docstring(owner: type) -> None:
     public = {name: value for name, value in vars(owner).items() if not name.startswith("_")}
     said = {name for name, value in public.items() if callable(value) or isinstance(value, property)}
-    assert {name for name in said if not inspect.getdoc(getattr(owner, name))} <= _PLAIN | _INSIDE
+    assert {name for name in said if not inspect.getdoc(getattr(owner, name))} <= _CLEAR | _INTERNAL
 
 
 # The decorators.
@@ -71,7 +71,7 @@ FUNCTIONS: list[Callable[..., Any]] = [
     lambda text="you": f"hello {text}",
 ]
 FORMS: dict[str, tuple[Callable[[Server, Any], Any], str, Object]] = {
-    # How it is registered, and how it is reached.
+    # The registration, and the request that reaches it.
     "tool": (lambda server, function: server.tool(function), "tools/call", {}),
     "tool()": (lambda server, function: server.tool()(function), "tools/call", {}),
     "tool(name)": (lambda server, function: server.tool(name="other")(function), "tools/call", {"name": "other"}),
@@ -86,8 +86,8 @@ FORMS: dict[str, tuple[Callable[[Server, Any], Any], str, Object]] = {
 }
 
 
-def said(result: Object) -> str:
-    """The one text in a result, whatever it is a result of."""
+def text_of(result: Object) -> str:
+    """The one text in a result of any method."""
     ((value,),) = (value for value in result.values() if isinstance(value, list))
     text: str = value.get("content", value)["text"] if isinstance(value.get("content", value), dict) else value["text"]
     return text
@@ -95,7 +95,7 @@ def said(result: Object) -> str:
 
 @every_revision
 @pytest.mark.parametrize("form", FORMS)
-async def test_each_form_of_a_decorator_registers_and_returns_the_function_itself(
+async def test_each_form_of_a_decorator_registers_and_returns_the_function(
     form: str, revision: str, autojump_clock: MockClock
 ) -> None:
     register, method, params = FORMS[form]
@@ -105,11 +105,11 @@ async def test_each_form_of_a_decorator_registers_and_returns_the_function_itsel
         async with connected(server, revision) as wire:
             lists = await wire.call(method.split("/")[0] + ("/templates" if "uri" in params else "") + "/list")
             ((item,),) = (value for value in lists.values() if isinstance(value, list))
-            assert said(await wire.call(method, params or {"name": item["name"]})) == "hello you"
+            assert text_of(await wire.call(method, params or {"name": item["name"]})) == "hello you"
 
 
 COMPLETIONS: dict[str, tuple[Callable[[Server, Any], Any], set[str]]] = {
-    # How it is registered, and for which arguments of the prompt it is asked.
+    # The registration, and the arguments of the prompt that it completes.
     "completion": (lambda server, function: server.completion(function), {"one", "two"}),
     "completion()": (lambda server, function: server.completion()(function), {"one", "two"}),
     "completion(ref)": (lambda server, function: server.completion("prompt")(function), {"one", "two"}),
@@ -120,7 +120,7 @@ COMPLETIONS: dict[str, tuple[Callable[[Server, Any], Any], set[str]]] = {
 
 @every_revision
 @pytest.mark.parametrize("form", COMPLETIONS)
-async def test_each_form_of_completion_completes_what_it_says(
+async def test_each_form_of_completion_completes_its_arguments(
     form: str, revision: str, autojump_clock: MockClock
 ) -> None:
     register, completed = COMPLETIONS[form]
@@ -139,7 +139,7 @@ async def test_each_form_of_completion_completes_what_it_says(
 
 
 @every_revision
-async def test_what_is_added_by_hand_can_be_removed_and_added_again(revision: str, autojump_clock: MockClock) -> None:
+async def test_added_entries_can_be_removed_and_added_again(revision: str, autojump_clock: MockClock) -> None:
     server = Server("by hand")
 
     def add() -> None:
@@ -158,7 +158,7 @@ async def test_what_is_added_by_hand_can_be_removed_and_added_again(revision: st
     async with connected(server, revision) as wire:
         for _ in range(2):
             for method, params, text in calls:
-                assert said(await wire.call(method, params)) == text
+                assert text_of(await wire.call(method, params)) == text
             server.remove_tool("tool")
             server.remove_prompt("prompt")
             server.remove_resource("r://one")
@@ -171,11 +171,11 @@ async def test_what_is_added_by_hand_can_be_removed_and_added_again(revision: st
         add()
 
 
-# What a server is made with.
+# Options of a server.
 
 
 class Wrong:
-    """A typo in place of something."""
+    """An object of an unexpected type."""
 
 
 MISTAKES: list[tuple[Object, str]] = [
@@ -227,20 +227,20 @@ MISTAKES: list[tuple[Object, str]] = [
 
 
 @pytest.mark.parametrize(("options", "why"), MISTAKES, ids=range(len(MISTAKES)))
-def test_a_mistake_in_what_a_server_is_made_with_is_told_at_once(options: Object, why: str) -> None:
+def test_an_invalid_option_of_a_server_is_refused_at_once(options: Object, why: str) -> None:
     with pytest.raises(UsageError) as caught:
         Server(**{"name": "mistaken", **options})
     assert why in str(caught.value)
 
 
 @pytest.mark.parametrize("keys", [[], [b"short"], b"x" * 32, ["x" * 32], 7])
-def test_a_key_that_seals_nothing_is_told_at_once(keys: Any) -> None:
+def test_an_invalid_sealing_key_is_refused_at_once(keys: Any) -> None:
     with pytest.raises(UsageError, match="sealing needs a sequence of keys"):
         Server("sealed", state_keys=keys)
 
 
-def test_a_filter_that_waits_is_told_at_once() -> None:
-    """It would answer with a coroutine, which is true."""
+def test_an_async_filter_is_refused_at_once() -> None:
+    """It would return a coroutine, which is true in a condition."""
 
     async def never(principal: Any, item: Any) -> bool:
         return False
@@ -254,7 +254,7 @@ def test_a_filter_that_waits_is_told_at_once() -> None:
             Server("filtered", filter=filter)  # type: ignore[arg-type]
 
 
-def test_limits_are_limits_and_options_are_known() -> None:
+def test_other_limits_and_unknown_options_are_refused() -> None:
     with pytest.raises(UsageError, match="limits must be a Limits object"):
         Server("limited", limits={})  # type: ignore[arg-type]
     with pytest.raises(TypeError, match="unknown option 'nam'; the options are name, title, "):
@@ -267,7 +267,7 @@ def test_limits_are_limits_and_options_are_known() -> None:
 
 @every_revision
 @pytest.mark.parametrize("served", [REVISION_NAMES[:1], REVISION_NAMES[1:3], REVISION_NAMES[3:4], REVISION_NAMES[:-1]])
-async def test_a_server_may_keep_to_some_revisions(
+async def test_a_server_may_support_some_revisions_only(
     served: tuple[str, ...], revision: str, autojump_clock: MockClock
 ) -> None:
     server = Server("choosy", revisions=served)
@@ -283,7 +283,7 @@ async def test_a_server_may_keep_to_some_revisions(
 
 
 @every_revision
-async def test_the_limits_are_those_that_were_given(revision: str, autojump_clock: MockClock) -> None:
+async def test_the_given_limits_apply(revision: str, autojump_clock: MockClock) -> None:
     server = Server("small", limits=Limits(calls=1))
     server.tool(name="wait")(forever)
     async with connected(server, revision) as wire:
@@ -308,7 +308,7 @@ def test_run_serves_standard_input_and_output(monkeypatch: pytest.MonkeyPatch) -
     assert ran == [(server, 5.0, None), (server, 1.5, print)]
 
 
-def test_all_that_a_server_hears_and_says_can_be_printed() -> None:
+def test_a_tap_gets_all_bytes_in_and_out() -> None:
     code = "from trio_mcp import Server; Server('tapped').run(tap=print)"
     line = '{"jsonrpc":"2.0","id":1,"method":"nothing"}\n'
     shown = subprocess.run(
@@ -318,12 +318,12 @@ def test_all_that_a_server_hears_and_says_can_be_printed() -> None:
     assert shown.stderr == f"in {line.encode()!r}\nout {shown.stdout.encode()!r}\n"
 
 
-def test_an_update_names_a_uri() -> None:
+def test_an_update_of_a_resource_needs_a_uri() -> None:
     with pytest.raises(UsageError, match="uri must be a str, got PosixPath"):
         Server("updating").notify_resource_updated(Path("/tmp"))  # type: ignore[arg-type]
 
 
-# What type checkers make of it.
+# Type checkers.
 
 PROGRAM = """
 from collections.abc import AsyncIterator
@@ -470,7 +470,7 @@ async def tool(ctx: Context) -> None:
 
 
 def mypy(program: str, folder: Path) -> list[str]:
-    """What `mypy --strict` says of a program."""
+    """The output of `mypy --strict` for a program."""
     file = folder / "program.py"
     file.write_text(program)
     cache = Path(__file__).parents[2] / ".mypy_cache" / "programs"
@@ -491,13 +491,13 @@ def test_a_typed_program_passes_strict_type_checks_and_keeps_its_types(tmp_path:
 
 
 @pytest.mark.full
-def test_type_checkers_find_the_mistakes_that_they_can(tmp_path: Path) -> None:
+def test_type_checkers_find_wrong_names_and_types(tmp_path: Path) -> None:
     lines = sorted({int(line.split(":")[1]) for line in mypy(MISTYPED, tmp_path) if ": error:" in line})
     assert lines == [4, 5, 6, 7, 11, 12]
 
 
 @pytest.mark.full
-def test_the_program_that_is_checked_runs(tmp_path: Path) -> None:
+def test_the_typed_program_runs(tmp_path: Path) -> None:
     program = "\n".join(line for line in PROGRAM.splitlines() if not line.startswith("reveal_type"))
     file = tmp_path / "program.py"
     file.write_text(program)
@@ -506,7 +506,7 @@ def test_the_program_that_is_checked_runs(tmp_path: Path) -> None:
     assert (done.returncode, done.stdout, done.stderr) == (0, b"", b"")
 
 
-def test_a_decorator_that_is_given_something_else_says_what_to_write() -> None:
+def test_a_decorator_with_wrong_arguments_is_refused_with_a_hint() -> None:
     server = Server("mistaken")
     with pytest.raises(UsageError, match=r"give options by name: @server\.tool\(name='adder'\)"):
         server.tool("adder")  # type: ignore[call-overload]
@@ -517,19 +517,21 @@ def test_a_decorator_that_is_given_something_else_says_what_to_write() -> None:
 
 
 @pytest.mark.parametrize("lifespan", [lambda server: None, lambda server: iter(())])
-async def test_a_lifespan_that_is_none_says_what_to_write(lifespan: Any, autojump_clock: MockClock) -> None:
+async def test_a_lifespan_without_its_decorator_is_refused_with_a_hint(
+    lifespan: Any, autojump_clock: MockClock
+) -> None:
     with pytest.raises(UsageError, match=r"write @contextlib\.asynccontextmanager above it"):
         async with Server("living", lifespan=lifespan).running():
             pytest.fail("it began")
 
 
-def test_a_server_has_a_name() -> None:
+def test_a_server_needs_a_name() -> None:
     with pytest.raises(UsageError, match="a server needs a name"):
         Server("")
 
 
 @req("core-25")
-async def test_an_author_hears_that_a_code_is_not_his_to_choose(
+async def test_a_reserved_error_code_is_replaced_and_logged(
     caplog: pytest.LogCaptureFixture, autojump_clock: MockClock
 ) -> None:
     server = Server("coded")

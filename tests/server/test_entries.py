@@ -1,4 +1,4 @@
-"""Registering: what is made of functions and of objects, and every mistake that is told then and not later."""
+"""Entries made of functions and of objects, and each mistake, which is reported at registration and not later."""
 
 from __future__ import annotations
 
@@ -68,14 +68,14 @@ def today() -> str:
 
 
 def given(*everything: Any) -> Any:
-    """What a raw handler got."""
+    """The values that a raw handler gets."""
     return everything
 
 
-# What they become.
+# Entries.
 
 
-def test_a_tool_is_what_its_function_says() -> None:
+def test_a_tool_is_derived_from_its_function() -> None:
     tool = entries.tool_of(forecast)
     assert (tool.key, tool.kind, tool.replay, tool.mirrors) == ("forecast", "tools", False, ())
     assert tool.handler.how is RunMode.ASYNC
@@ -107,7 +107,7 @@ def test_a_tool_without_parameters_has_an_object_schema() -> None:
     }
 
 
-def test_everything_about_a_tool_can_be_said_by_hand() -> None:
+def test_all_members_of_a_tool_can_be_given() -> None:
     annotations = ToolAnnotations(read_only_hint=True)
     tool = entries.tool_of(
         today, name="weather.today", title="Today", description="", annotations=annotations, icons=ICONS, meta=META,
@@ -142,7 +142,7 @@ def test_a_partial_has_the_name_of_its_function() -> None:
 
 
 @req("tool-06", "tool-16")
-def test_a_raw_tool_is_what_it_says_and_checked_just_the_same() -> None:
+def test_a_raw_tool_keeps_its_model_and_its_arguments_are_checked() -> None:
     said = Tool("forecast", SCHEMA, description="The forecast.", output_schema={"type": "object"})
     tool = raw_tool(said, given, replay=True, thread=False)
     assert (tool.key, tool.model, tool.replay, tool.handler.how) == ("forecast", said, True, RunMode.INLINE)
@@ -154,7 +154,7 @@ def test_a_raw_tool_is_what_it_says_and_checked_just_the_same() -> None:
     assert raw_tool(Tool("a", SCHEMA), given).output is None
 
 
-def test_marked_arguments_are_mirrored_and_others_load_no_headers() -> None:
+def test_marked_arguments_are_mirrored_in_headers() -> None:
     def query(region: Annotated[str, Field(header="Region")], text: str) -> None: ...
 
     assert entries.tool_of(query).mirrors == (Mirror("Mcp-Param-Region", ("region",)),)
@@ -212,14 +212,14 @@ def test_a_resource_with_a_template() -> None:
         "notes://a%2Fb",
         "notes://a%zz",
         "notes://\ud800",
-        "notes://a?kind=other",  # not of the hint
+        "notes://a?kind=other",  # not in the Literal
         "notes://a?kind=todo&kind=todo",
         "notes://a?more=1",
         "other://a",
         "",
     ],
 )
-def test_a_uri_that_no_template_stands_for_is_no_match(uri: str) -> None:
+def test_a_uri_that_does_not_fit_a_template_is_not_found(uri: str) -> None:
     catalog = Catalog()
     catalog.add(entries.resource_of(note, "notes://{name}{?kind}"))
     assert catalog.find_resource("notes://a?kind=todo") is not None
@@ -245,7 +245,7 @@ def test_a_raw_template() -> None:
 
 
 @req("prm-17")
-def test_a_prompt_is_what_its_function_says() -> None:
+def test_a_prompt_is_derived_from_its_function() -> None:
     prompt = entries.prompt_of(review, title="Review", icons=ICONS, meta=META, replay=True, thread=False)
     assert prompt.kind == "prompts"
     assert prompt.model == Prompt(
@@ -290,13 +290,13 @@ def test_a_raw_prompt_without_arguments_takes_none() -> None:
         prompt.prepare(CTX, {"a": "b"})
 
 
-# What is refused.
+# Refused registrations.
 
 Make = Callable[[], Any]
 
 
 def untitled(name: str) -> Callable[..., Any]:
-    """A function of that name."""
+    """A function with this name."""
 
     def function() -> None: ...
 
@@ -310,7 +310,7 @@ class Nameless:
 
 @req("tool-17")
 @pytest.mark.parametrize("name", ["a", "A.b-c_9", "x" * 128, "9"])
-def test_names_that_a_tool_may_have(name: str) -> None:
+def test_valid_names_of_tools(name: str) -> None:
     assert entries.tool_of(today, name=name).key == name
     assert entries.tool_of(untitled(name)).key == name
     assert raw_tool(Tool(name, SCHEMA), given).key == name
@@ -318,7 +318,7 @@ def test_names_that_a_tool_may_have(name: str) -> None:
 
 @req("tool-17")
 @pytest.mark.parametrize("name", ["x" * 129, "get weather", "a,b", "Wetter für Oslo", "a/b", "a:b", "a\n", "<lambda>"])
-def test_names_that_no_tool_may_have(name: str) -> None:
+def test_invalid_names_of_tools_are_refused(name: str) -> None:
     for make in (
         lambda: entries.tool_of(today, name=name),
         lambda: entries.tool_of(untitled(name)),
@@ -338,7 +338,7 @@ def other(name: str, more: str = "") -> None: ...
 NAMES: dict[str, tuple[Make, str]] = {
     "empty": (lambda: entries.tool_of(today, name=""), "the name of a tool must be a str and not empty, got ''"),
     "no text": (lambda: entries.prompt_of(today, name=3), "the name of a prompt must be a str and not empty, got 3"),  # type: ignore[arg-type]
-    "none": (
+    "no name": (
         lambda: entries.resource_of(Nameless(), "a:b"),
         "an object of Nameless has no name; give name=... for the resource",
     ),
@@ -561,13 +561,13 @@ REFUSED = {
 
 @req("tool-16")
 @pytest.mark.parametrize(("make", "why"), REFUSED.values(), ids=REFUSED)
-def test_a_mistake_is_told_when_it_is_made(make: Make, why: str) -> None:
+def test_a_mistake_is_refused_at_registration(make: Make, why: str) -> None:
     with pytest.raises(UsageError) as caught:
         make()
     assert str(caught.value).startswith(why)
 
 
-def test_a_return_hint_that_cannot_be_promised_is_refused_and_left_out_on_demand() -> None:
+def test_a_return_hint_without_a_schema_needs_structured_false() -> None:
     def parts() -> complex:
         return 1j
 
@@ -576,13 +576,13 @@ def test_a_return_hint_that_cannot_be_promised_is_refused_and_left_out_on_demand
     assert entries.tool_of(parts, structured=False).model.output_schema is None  # type: ignore[attr-defined]
 
 
-def test_a_bad_schema_keeps_its_reason() -> None:
+def test_the_error_of_a_bad_schema_keeps_its_reason() -> None:
     with pytest.raises(InvalidSchema) as caught:
         raw_tool(Tool("t", {"type": "object", "$schema": "urn:mine"}), given)
     assert caught.value.reason == "dialect"
 
 
-def test_a_marked_argument_that_no_header_can_hold_is_refused() -> None:
+def test_a_marked_argument_of_an_unsupported_type_is_refused() -> None:
     def query(texts: Annotated[list[str], Field(header="Texts")]) -> None: ...
 
     with pytest.raises(UsageError, match=r"^the tool 'query' cannot have its arguments in headers: x-mcp-header"):
@@ -610,7 +610,7 @@ def test_annotations_of_resources_are_checked(annotations: Annotations, why: str
 
 @req("res-25")
 @pytest.mark.parametrize("moment", ["2025-06-18", "2025-06-18T15:00:00Z", "2025-06-18T15:00:00.5+02:00", None])
-def test_annotations_that_are_in_order_pass(moment: str | None) -> None:
+def test_valid_annotations_of_resources_are_kept(moment: str | None) -> None:
     annotations = Annotations(["user", "assistant"], 1, moment)
     assert entries.resource_of(today, "a:b", annotations=annotations).model.annotations == annotations  # type: ignore[attr-defined]
 
@@ -624,7 +624,7 @@ def test_annotations_that_are_in_order_pass(moment: str | None) -> None:
         "notes://to%20do", "tel:+47-1", "a:b:c@d/e?f/g?h#i/j?k", "s://(a)*!$&',;=",
     ],
 )  # fmt: skip
-def test_uris_as_rfc_3986_has_them_are_taken(uri: str) -> None:
+def test_valid_uris_of_rfc_3986_are_accepted(uri: str) -> None:
     assert entries.resource_of(today, uri).key == uri
     assert raw_resource(Resource("n", uri), given).key == uri
 
@@ -638,12 +638,12 @@ def test_uris_as_rfc_3986_has_them_are_taken(uri: str) -> None:
         "a:b#c#d", "a:[b]", "notes://a}", ":b",
     ],
 )  # fmt: skip
-def test_other_uris_are_refused(uri: str) -> None:
+def test_invalid_uris_are_refused(uri: str) -> None:
     for make in (lambda: entries.resource_of(today, uri), lambda: raw_resource(Resource("n", uri), given)):
         with pytest.raises(UsageError, match=r"is not an absolute URI \(RFC 3986\): it needs a scheme, such"):
             make()
 
 
-def test_a_uri_that_is_no_text_is_refused() -> None:
+def test_a_uri_that_is_no_string_is_refused() -> None:
     with pytest.raises(UsageError, match=r"^None is not an absolute URI"):
         entries.resource_of(today, None)  # type: ignore[arg-type]
