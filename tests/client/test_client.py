@@ -459,11 +459,6 @@ def test_another_event_loop_is_told_apart_from_a_fault(begin: Callable[[Server],
 # Checkpoints.
 
 
-async def all_of(items: AsyncIterator[Any]) -> None:
-    async for _ in items:
-        pass
-
-
 async def listen(client: Client) -> None:
     async with client.listen(tools=True):
         pass

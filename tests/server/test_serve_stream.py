@@ -391,12 +391,6 @@ async def test_a_tap_sees_every_byte_both_ways(revision: str, autojump_clock: Mo
 # Clients that do not read.
 
 
-async def pump(wire: RawClient, messages: Any) -> None:
-    for message in messages:
-        await wire.send(message)
-        await trio.lowlevel.checkpoint()
-
-
 @every_revision
 async def test_messages_of_a_client_that_does_not_read_are_handled(revision: str, autojump_clock: MockClock) -> None:
     """A cancellation takes effect while a large answer waits for the client."""
