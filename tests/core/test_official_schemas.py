@@ -1,4 +1,4 @@
-"""Every model against the official schema of every revision, and the official example messages there and back."""
+"""Every model against the official schema of every revision, and round trips of the official example messages."""
 
 from __future__ import annotations
 

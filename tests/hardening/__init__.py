@@ -1,1 +1,1 @@
-"""Attacks, mistakes of handlers and broken peers: each costs its own call or its own connection only."""
+"""Attacks, mistakes of handlers and broken peers: each ends only its own call or its own connection."""

@@ -313,7 +313,7 @@ HANGING: dict[str, Mistake] = {each.__name__: each for each in (sleep_for_ever, 
 
 
 async def name_of_holder(token: str) -> str | None:
-    """The name of the holder of this token.  The name of a mistake as token makes that mistake."""
+    """The name of the holder of this token.  A token with the name of a mistake makes that mistake."""
     if token in MISTAKES or token in HANGING:
         await (MISTAKES.get(token) or HANGING[token])()
     return "ada" if token == "good" else None

@@ -156,7 +156,7 @@ async def test_a_stream_without_half_close_ends_as_a_whole(autojump_clock: MockC
 
 @pytest.mark.parametrize(("last", "outcome"), [(-1, "after 2.0"), (-2, "error")], ids=["whole", "cut"])
 async def test_a_last_line_without_its_newline_is_a_message(last: int, outcome: str, autojump_clock: MockClock) -> None:
-    """``printf '{...}' | python server.py`` sends it like this.  A line that was cut is never JSON."""
+    """``printf '{...}' | python server.py`` sends no last newline.  A line that was cut is never JSON."""
     meta = {META_VERSION: LATEST, META_CLIENT_CAPABILITIES: {}}
     calls = [
         {"jsonrpc": "2.0", "id": id, "method": "tools/call", "params": {**slow(id), "_meta": meta}} for id in (1, 2)

@@ -79,7 +79,7 @@ async def test_a_connection_that_was_accepted_last_is_served(autojump_clock: Moc
     async with trio.open_nursery() as nursery:
         await nursery.start(partial(serve_http, server, listeners=[listener]))
         nursery.start_soon(leave)
-        await trio.sleep(0.015)  # shortly before the process stops to listen
+        await trio.sleep(0.015)  # shortly before the process stops listening
         listener.came.set()
         await client.send_all(request("pid"))
         assert (await client.receive_some()).startswith(b"HTTP/1.1 200 ")

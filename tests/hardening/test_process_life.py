@@ -442,7 +442,7 @@ server.run(shutdown_timeout=60)
     ],
 )
 def test_cycles_of_handlers_are_collected(size: int, rounds: tuple[int, int]) -> None:
-    """`rounds` counts in generations of Python's garbage collector.  Each call leaves one cycle."""
+    """`rounds` are multiples of the threshold of Python's garbage collector.  Each call leaves one cycle."""
     young = gc.get_threshold()[0]
     leaving = [modern(0, "tools/call", name="leave", arguments={"size": size})] * young
     asking = modern(1, "tools/call", name="resident")
@@ -459,7 +459,7 @@ def test_cycles_of_handlers_are_collected(size: int, rounds: tuple[int, int]) ->
     ).stdout
     texts = [json.loads(line)["result"]["content"][0]["text"] for line in output.splitlines()]
     first, last = (int(text) * os.sysconf("SC_PAGE_SIZE") for text in texts if text != "left")
-    assert last - first < 1.5 * young * size  # up to one generation waits for the next collection
+    assert last - first < 1.5 * young * size  # up to `young` cycles wait for the next collection
 
 
 # A process that cannot start.

@@ -484,7 +484,7 @@ async def test_roots_are_those_of_the_principal(revision_before: str) -> None:
 
 
 async def test_a_question_during_the_opening_goes_to_the_client_that_opens_it() -> None:
-    """Servers that request the roots first do this."""
+    """Some servers request the roots at the opening."""
     program = """
 import json, sys
 call = None
