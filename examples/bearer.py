@@ -30,7 +30,7 @@ async def authenticate(request: HttpRequest) -> str | None:
     if scheme.lower() != "bearer":
         return None
     given = token.strip().encode()
-    # It compares all tokens, each in constant time, so that the duration reveals nothing about them.
+    # Compare all tokens, each in constant time, so that the duration reveals nothing about them.
     found = [user for user, known in TOKENS.items() if compare_digest(given, known.encode())]
     return found[0] if found else None
 

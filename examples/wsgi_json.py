@@ -1,4 +1,4 @@
-"""An MCP server behind WSGI: JSON responses, no sessions, each POST alone.  It uses threads, not Trio or an event loop.
+"""An MCP server behind WSGI: JSON responses, independent POSTs, no sessions.  It uses threads, and no event loop.
 
     python examples/wsgi_json.py 3000                 # wsgiref, on this machine: http://127.0.0.1:3000/mcp
     gunicorn --chdir examples wsgi_json:application   # or any other WSGI server, with any number of processes

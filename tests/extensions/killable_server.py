@@ -50,12 +50,12 @@ def make_server(folder: Path, url: str | None) -> Server:
     async def asks(token: str, seconds: float, ctx: Context) -> str:
         """Two questions, with work after each."""
         os.write(runs, f"{token}\n".encode())
-        said = []
+        answers = []
         for number in range(2):
             answer = await ctx.elicit(f"{token} {number}?", str)
-            said.append(answer.value if isinstance(answer, Accepted) else "nothing")
+            answers.append(answer.value if isinstance(answer, Accepted) else "nothing")
             await trio.sleep(seconds)
-        return f"done {token} {' '.join(said)}"
+        return f"done {token} {' '.join(answers)}"
 
     return server
 

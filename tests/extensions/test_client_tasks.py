@@ -452,7 +452,7 @@ async def test_callbacks_get_the_states_and_progress_of_a_task_that_asks(
             await trio.sleep(20)
         return "done"
 
-    async def seen(state: TaskState) -> None:
+    async def on_state(state: TaskState) -> None:
         states.append(state.status.value)
 
     def progressed(progress: float, total: float | None, message: str | None) -> None:
@@ -460,7 +460,7 @@ async def test_callbacks_get_the_states_and_progress_of_a_task_that_asks(
 
     async with client_with_tasks(revision, server, elicitation=User()) as client:
         task = await client.start_task("ask", on_progress=progressed)
-        result = await task.result(on_state=seen, on_progress=progressed)
+        result = await task.result(on_state=on_state, on_progress=progressed)
         assert text(result) == "done"
         assert list(dict.fromkeys(states)) == ["input_required", "working", "completed"]
         assert got == ([0, 1, 2] if revision == CORE else [])

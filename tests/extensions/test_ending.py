@@ -158,8 +158,8 @@ async def test_a_client_that_listens_hears_the_end_of_its_task_during_a_drain(
         async with server.draining(60):
             await wire.ended.wait()
         assert trio.current_time() == begun + 2
-        (told,) = wire.noted("notifications/tasks")
-        assert (told["status"], told["result"]["content"][0]["text"]) == ("completed", "done")
+        (notification,) = wire.noted("notifications/tasks")
+        assert (notification["status"], notification["result"]["content"][0]["text"]) == ("completed", "done")
         assert "result" in await wire.response(listening)  # sub-08
 
 

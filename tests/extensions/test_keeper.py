@@ -24,8 +24,8 @@ from trio_mcp.errors import SessionClosed
 
 # The keeper is internal.  These tests use it without the protocol.
 from trio_mcp.extensions.tasks import keeper as keepers
-from trio_mcp.extensions.tasks.host import TaskHost  # the same
-from trio_mcp.extensions.tasks.keeper import Keeper  # the same
+from trio_mcp.extensions.tasks.host import TaskHost  # internal, too
+from trio_mcp.extensions.tasks.keeper import Keeper  # internal, too
 from trio_mcp.stores import MemoryStore, Row, SQLiteStore, Store, StoreFailed, StoreFull
 from trio_mcp.stores import rows as clock
 
@@ -166,25 +166,25 @@ async def test_another_process_answers_and_cancels(make_store: MakeStore) -> Non
         trio.open_nursery() as nursery,
     ):
         host = await begin(keeper)
-        heard: list[str] = []
+        events: list[str] = []
 
         async def work() -> None:
             with trio.CancelScope() as scope:
                 host.cancel = lambda reason: scope.cancel()
                 await host.ask([NAME])
-                heard.append("answered")
+                events.append("answered")
                 await trio.sleep_forever()
-            heard.append("stopped")
+            events.append("stopped")
             await host.finish(RESULT)
 
         nursery.start_soon(work)
         await until(other, TaskStatus.INPUT_REQUIRED)
         await other.update({"taskId": "t-1", "inputResponses": {"name": ANN}}, "ann")
         await until(keeper, TaskStatus.WORKING)
-        await eventually(lambda: bool(heard))
+        await eventually(lambda: bool(events))
         acknowledged = await other.cancel({"taskId": "t-1"}, "ann", CORE_TASKS)
         assert acknowledged["status"] == "cancelled"
-        await eventually(lambda: len(heard) == 2)
+        await eventually(lambda: len(events) == 2)
         task = await keeper.find("t-1")
         assert task is not None
         assert (task.status, task.result) == (TaskStatus.CANCELLED, None)
@@ -747,11 +747,11 @@ async def test_a_claim_gets_the_known_tasks_as_a_set(monkeypatch: pytest.MonkeyP
     """The store looks up each of its tasks in them, so the lookup must be fast."""
     claimed_with, claim = list[Any](), MemoryStore.claim
 
-    async def look(self: Any, *args: Any, known: Any = None, **how: Any) -> Any:
+    async def record_claim(self: Any, *args: Any, known: Any = None, **how: Any) -> Any:
         claimed_with.append(known)
         return await claim(self, *args, known=known, **how)
 
-    monkeypatch.setattr(MemoryStore, "claim", look)
+    monkeypatch.setattr(MemoryStore, "claim", record_claim)
     async with running_keeper(MemoryStore) as keeper:
         await begin(keeper, "a")
         await wait_all_tasks_blocked()
@@ -832,10 +832,10 @@ async def fail(*_: object, **options: object) -> None:
 
 
 async def test_listeners_get_each_change(make_store: MakeStore) -> None:
-    heard: list[str] = []
+    events: list[str] = []
 
     async def on_change(task: TaskRecord, rest: bytes) -> None:
-        heard.append(task.status.value)
+        events.append(task.status.value)
         assert (b"content" in rest) == (task.status is TaskStatus.COMPLETED)
 
     async with running_keeper(make_store) as keeper, running_keeper(make_store) as other:
@@ -845,7 +845,7 @@ async def test_listeners_get_each_change(make_store: MakeStore) -> None:
         await other.find("x")  # then both keepers are ready
         host = await begin(keeper)
         await host.finish(RESULT)
-        await eventually(lambda: heard.count("completed") == 2)
+        await eventually(lambda: events.count("completed") == 2)
 
 
 async def test_a_cancelled_task_stores_no_more_messages(make_store: MakeStore) -> None:

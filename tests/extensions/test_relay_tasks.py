@@ -322,21 +322,21 @@ async def test_a_tool_asks_in_its_call_and_becomes_a_task(
 async def test_a_filter_with_too_many_tasks_is_refused_by_the_relay(
     autojump_clock: MockClock, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    looked: list[str] = []
+    adopted: list[str] = []
 
-    async def look(self: object, id: str, ctx: Context) -> None:
+    async def record_adoption(self: object, id: str, ctx: Context) -> None:
         await trio.lowlevel.checkpoint()
-        looked.append(id)
+        adopted.append(id)
 
-    monkeypatch.setattr(RelayTasks, "_adopt", look)
+    monkeypatch.setattr(RelayTasks, "_adopt", record_adoption)
     async with client_through_relay(EXTENSION, EXTENSION) as wire:
         ids = [f"{number}" for number in range(1001)]
         with pytest.raises(ErrorResponse, match="at most 1000 strings"):
             await wire.call("subscriptions/listen", {"notifications": {"taskIds": ids}})
-        assert not looked
+        assert not adopted
         await wire.start("subscriptions/listen", {"notifications": {"taskIds": ids[:2]}})
         await trio.sleep(1)
-        assert looked == ids[:2]
+        assert adopted == ids[:2]
 
 
 @req("prog-11", "prog-12", "task-26", "xtask-39")
@@ -874,12 +874,12 @@ async def test_an_id_that_could_be_guessed_has_a_secret_tag(
 async def test_tasks_of_mounted_relays(
     server_revision: str, client_revision: str, own: bool, autojump_clock: MockClock
 ) -> None:
-    heard = list[str]()
+    receivers = list[str]()
 
     def recording_server(name: str) -> Server:
         async def watch(ctx: Context, request: Any, call_next: Any) -> Any:
             if request.method.startswith("tasks/"):
-                heard.append(name)
+                receivers.append(name)
             return await call_next()
 
         server = Server(name, middleware=[watch])
@@ -911,9 +911,9 @@ async def test_tasks_of_mounted_relays(
                         for id in ids:
                             assert (await wire.call("tasks/get", {"taskId": id}))["status"] == "working"
                         continue
-                    heard.clear()
+                    receivers.clear()
                     assert (await wait_for_status(wire, ids[1]))["status"] == "completed"
-                    assert set(heard) == {"two"}  # the id is not sent to the other server
+                    assert set(receivers) == {"two"}  # the id is not sent to the other server
                     await wire.call("tasks/get", {"taskId": ids[0]})
                     with pytest.raises(ErrorResponse) as caught:
                         await wire.call("tasks/get", {"taskId": "unknown"})

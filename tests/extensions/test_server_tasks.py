@@ -35,7 +35,7 @@ from trio_mcp.core import (
 
 # The tasks of a run are internal.
 from trio_mcp.extensions.tasks.keeper import Keeper
-from trio_mcp.extensions.tasks.server import RunTasks  # the same
+from trio_mcp.extensions.tasks.server import RunTasks  # internal, too
 from trio_mcp.stores import MemoryStore, Row, StoreFailed, StoreFull
 
 CORE, EXTENSION = "2025-11-25", "2026-07-28"
@@ -173,14 +173,14 @@ async def test_a_middleware_sees_the_results_of_tasks(
     """Without a middleware, the text of a stored result is sent unchanged."""
     seen: list[dict[str, Any]] = []
 
-    async def look(ctx: Context, request: Any, call_next: Any) -> dict[str, Any]:
+    async def record_result(ctx: Context, request: Any, call_next: Any) -> dict[str, Any]:
         result: dict[str, Any] = await call_next()
         if request.method in ("tasks/get", "tasks/result"):
             seen.append({**result, "x": 1})
             return seen[-1]
         return result
 
-    async with raw_client(revision, task_server(middleware=[look] if wrapped else [])) as wire:
+    async with raw_client(revision, task_server(middleware=[record_result] if wrapped else [])) as wire:
         task = await begin(wire, "compute", {"seconds": 0})
         await wait_for_status(wire, task)
         request = await wire.start("tasks/result" if revision == CORE else "tasks/get", {"taskId": task}, id=id)
@@ -229,7 +229,7 @@ async def test_a_tool_says_whether_it_runs_as_a_task(revision: str, autojump_clo
                 await wire.call("tools/call", params)
             assert caught.value.code == METHOD_NOT_FOUND
         else:
-            assert text(await wire.call("tools/call", params)) == "Hello, Ann!"  # the param means nothing there
+            assert text(await wire.call("tools/call", params)) == "Hello, Ann!"  # the param is ignored
 
 
 @req("task-17")
@@ -698,7 +698,7 @@ async def test_a_session_lists_its_own_tasks(revision: str, autojump_clock: Mock
         listed = await ann.call("tasks/list")
         assert sorted(task["taskId"] for task in listed["tasks"]) == sorted(ids)
         assert len((await bob.call("tasks/list"))["tasks"]) == 1
-        assert (await bob.call("tasks/get", {"taskId": ids[0]}))["status"] == "working"  # the id is the key
+        assert (await bob.call("tasks/get", {"taskId": ids[0]}))["status"] == "working"  # the id alone gives access
         with pytest.raises(ErrorResponse) as caught:
             await ann.call("tasks/list", {"cursor": "x"})
         assert caught.value.code == INVALID_PARAMS
@@ -791,7 +791,7 @@ async def test_a_call_stores_its_arguments_and_answers_only_to_run_again(
 ) -> None:
     """Arguments and answers may be secrets: they are stored only if the call may run again, and deleted at its end."""
     store = MemoryStore()
-    server = Server("kept", store=store)
+    server = Server("stored", store=store)
 
     async def works(argument: str, ctx: Context) -> str:
         await ctx.elicit("Who?", Name)
@@ -807,7 +807,7 @@ async def test_a_call_stores_its_arguments_and_answers_only_to_run_again(
         for name in ("again", "once"):
             id = await begin(wire, name, {"argument": "An argument"})
 
-            def kept(id: str = id) -> list[bool]:
+            def stored_parts(id: str = id) -> list[bool]:
                 (body,) = [row.body for row in store._rows.values() if row.key == id]
                 return [each in body for each in (b"An argument", b"An answer", b"Who?")]
 
@@ -817,12 +817,12 @@ async def test_a_call_stores_its_arguments_and_answers_only_to_run_again(
             else:
                 await wire.call("tasks/update", {"taskId": id, "inputResponses": {"form": answer}})
             await trio.sleep(1)
-            assert kept() == ([True, True, True] if name == "again" else [False, False, True])
+            assert stored_parts() == ([True, True, True] if name == "again" else [False, False, True])
             await trio.sleep(6)
             if revision == EXTENSION:
                 await wire.call("tasks/update", {"taskId": id, "inputResponses": {"form-2": answer}})
             assert (await wait_for_status(wire, id))["status"] == "completed"
-            assert kept() == [False, False, False]
+            assert stored_parts() == [False, False, False]
 
 
 def test_a_store_must_be_an_object() -> None:
@@ -1162,11 +1162,11 @@ async def test_many_listeners_of_a_long_result_do_not_hold_up_the_server(
         monkeypatch.setattr(TaskRecord, "from_text", counted)
         go.set()
         await trio.sleep(1)
-        told = wire.noted("notifications/tasks")
-        assert len(told) == 20
-        assert all(note["result"]["structuredContent"] == rows for note in told)
-        assert len({note["_meta"]["io.modelcontextprotocol/subscriptionId"] for note in told}) == 20
-        assert max(read) < 1000  # the result is passed on as it is stored
+        notifications = wire.noted("notifications/tasks")
+        assert len(notifications) == 20
+        assert all(note["result"]["structuredContent"] == rows for note in notifications)
+        assert len({note["_meta"]["io.modelcontextprotocol/subscriptionId"] for note in notifications}) == 20
+        assert max(read) < 1000  # the stored text of the result is sent unchanged
 
 
 @NEWER

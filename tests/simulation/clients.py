@@ -131,8 +131,8 @@ class ClientProgram:
         await trio.sleep((0.0, 0.01, 5.0)[len(token) % 3])
         return f"answer to {token}"
 
-    def _check_log(self, said: Any) -> None:
-        self._monitor.check_log(self.name, said.data)
+    def _check_log(self, log: Any) -> None:
+        self._monitor.check_log(self.name, log.data)
 
     # One move.
 

@@ -34,10 +34,10 @@ from trio_mcp.errors import NoResponse, SessionLost
 # The patches need internal modules.
 from trio_mcp.extensions.tasks.keeper import Keeper
 from trio_mcp.server import Dispatcher, Replica
-from trio_mcp.server.entries import Entry  # as above
-from trio_mcp.server.http.shared_endpoint import SharedEndpoint  # as above
-from trio_mcp.server.http.shared_mail import SessionMail  # as above
-from trio_mcp.server.http.shared_speaker import Speaker  # as above
+from trio_mcp.server.entries import Entry  # internal, too
+from trio_mcp.server.http.shared_endpoint import SharedEndpoint  # internal, too
+from trio_mcp.server.http.shared_mail import SessionMail  # internal, too
+from trio_mcp.server.http.shared_speaker import Speaker  # internal, too
 from trio_mcp.stores import MemoryStore
 
 __all__ = ["MISTAKES", "MISTAKES_OF_REPLICAS"]
@@ -91,11 +91,11 @@ def _lost_change() -> AbstractContextManager[Any]:
     """Of several listeners the last one does not get the change."""
     publish = Listeners.publish
 
-    def tell(self: Listeners[Any], change: Any) -> Any:
-        told = publish(self, change)
-        return told[:-1] if len(told) > 1 else told
+    def publish_to_fewer(self: Listeners[Any], change: Any) -> Any:
+        listeners = publish(self, change)
+        return listeners[:-1] if len(listeners) > 1 else listeners
 
-    return mock.patch.object(Listeners, "publish", tell)
+    return mock.patch.object(Listeners, "publish", publish_to_fewer)
 
 
 def _kept_bytes() -> AbstractContextManager[Any]:

@@ -180,8 +180,8 @@ class Monitor:
             runs = [run for run in self.runs[call.token] if run.ended == "done"][-1:]
         self.check(len(runs) == 1, f"{call.token} is answered, and its handler ran {len(runs)} times")
         self.check(all(run.ended == "done" for run in runs), f"{call.token} is answered, and its handler has not ended")
-        said = value.get("token") if isinstance(value, dict) else value
-        self.check(said == call.token, f"{call.token} got the answer of {said!r}")
+        returned = value.get("token") if isinstance(value, dict) else value
+        self.check(returned == call.token, f"{call.token} got the answer of {returned!r}")
 
     def settle(self, call: Call, outcome: str, error: BaseException | None = None) -> None:
         self.check(not call.outcome, f"{call.token} has a second outcome, {outcome}, after {call.outcome}")
@@ -285,9 +285,7 @@ class Monitor:
         running = [run for run in self.runs[call.token] if not run.ended]
         if unknown and any(over <= left <= over + KNOWN_SECONDS for left in self.closed_at[call.client]):
             return
-        if (
-            self.has_replicas
-        ):  # a replica that has to look for the session serves a request after its cancellation has come
+        if self.has_replicas:  # a cancellation may overtake its request while a replica fetches the session
             running = [run for run in running if run.since <= over]
         self.check(self.harmful_faults or not running, f"{call.token} was {call.outcome}, and its handler still runs")
 

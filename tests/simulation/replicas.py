@@ -36,7 +36,7 @@ from trio_mcp.stores import MemoryStore, Row, StoreFailed
 
 # The messages of a store are internal, because authors of servers do not need them.
 from trio_mcp.stores.channels import Receiver
-from trio_mcp.stores.rows import Message  # as above
+from trio_mcp.stores.rows import Message  # internal, too
 
 __all__ = ["UNAVAILABLE", "ProcessPauser", "ReplicaStore", "is_store_failure", "leftovers", "sessions_of"]
 

@@ -188,19 +188,19 @@ def _add_slow_tools(server: Server, current: _Current) -> None:
         with current.monitor.handling(token, ctx.principal, again=True):
             for _ in range(2):
                 filled = await ctx.elicit(token, Answer)
-                said = filled.value.answer if isinstance(filled, Accepted) else ""
-                current.monitor.check(said == f"answer to {token}", f"{token} got the client's answer {said!r}")
+                answer = filled.value.answer if isinstance(filled, Accepted) else ""
+                current.monitor.check(answer == f"answer to {token}", f"{token} got the client's answer {answer!r}")
             return {"token": token}
 
     @server.tool
     async def ask(token: str, model: bool, ctx: Context) -> dict[str, Any]:
         with current.monitor.handling(token, ctx.principal):
             if model:
-                said = (await ctx.sample(token, max_tokens=9)).content.text  # type: ignore[union-attr]
+                answer = (await ctx.sample(token, max_tokens=9)).content.text  # type: ignore[union-attr]
             else:
                 filled = await ctx.elicit(token, Answer)
-                said = filled.value.answer if isinstance(filled, Accepted) else ""
-            current.monitor.check(said == f"answer to {token}", f"{token} got the client's answer {said!r}")
+                answer = filled.value.answer if isinstance(filled, Accepted) else ""
+            current.monitor.check(answer == f"answer to {token}", f"{token} got the client's answer {answer!r}")
             return {"token": token}
 
 
@@ -220,8 +220,8 @@ def _add_tasks(server: Server, current: _Current) -> None:
         with current.monitor.handling(token, ctx.principal, again=True):
             for _ in range(2):
                 filled = await ctx.elicit(token, Answer)
-                said = filled.value.answer if isinstance(filled, Accepted) else ""
-                current.monitor.check(said == f"answer to {token}", f"{token} got the client's answer {said!r}")
+                answer = filled.value.answer if isinstance(filled, Accepted) else ""
+                current.monitor.check(answer == f"answer to {token}", f"{token} got the client's answer {answer!r}")
                 await trio.sleep(seconds)
             return {"token": token}
 
@@ -381,12 +381,12 @@ async def run_authorization_server(authority: AuthServer, listener: Listener) ->
 
     async def serve(stream: trio.abc.Stream) -> None:
         with contextlib.suppress(trio.BrokenResourceError, trio.ClosedResourceError):
-            while (asked := await _request(stream)) is not None:
-                said = authority.answer(asked)
-                fields = [*said.headers, ("Content-Length", len(said.body)), ("Content-Type", "application/json")]
-                lines = [f"HTTP/1.1 {said.status} X", *(f"{name}: {value}" for name, value in fields), "", ""]
+            while (incoming := await _request(stream)) is not None:
+                answer = authority.answer(incoming)
+                fields = [*answer.headers, ("Content-Length", len(answer.body)), ("Content-Type", "application/json")]
+                lines = [f"HTTP/1.1 {answer.status} X", *(f"{name}: {value}" for name, value in fields), "", ""]
                 head = "\r\n".join(lines)
-                await stream.send_all(head.encode() + said.body)
+                await stream.send_all(head.encode() + answer.body)
         await trio.aclose_forcefully(stream)
 
     async with trio.open_nursery() as nursery:

@@ -165,8 +165,8 @@ async def await_result(program: ClientProgram, call: Call, task: ClientTask, kno
     if result.is_error:
         monitor.trace(f"{known.token} failed: {text}"[:300])
         raise ToolReportedFailure
-    said = json.loads(text)["token"]
-    monitor.check(said == known.token, f"{call.token} got the result of {said!r}, not of {known.token}")
+    returned = json.loads(text)["token"]
+    monitor.check(returned == known.token, f"{call.token} got the result of {returned!r}, not of {known.token}")
     runs = monitor.runs[known.token]
     monitor.check(any(run.ended == "done" for run in runs), f"{known.token} has a result, and no handler has ended")
 

@@ -172,7 +172,7 @@ def test_the_same_seed_makes_the_same_world_in_another_process() -> None:
         "import zlib; from tests.simulation.plan import draw; from tests.simulation.world import play\n"
         "for seed in range(40): print(seed, zlib.crc32(repr(play(draw(seed)).transcript).encode()))"
     )
-    said = {
+    output = {
         subprocess.run(
             [sys.executable, "-c", program],
             cwd=ROOT,
@@ -182,7 +182,7 @@ def test_the_same_seed_makes_the_same_world_in_another_process() -> None:
         ).stdout
         for _ in range(2)
     }
-    assert len(said) == 1
+    assert len(output) == 1
 
 
 def test_other_seeds_make_other_worlds() -> None:
@@ -222,10 +222,10 @@ def test_a_printed_test_can_be_pasted(large: Plan) -> None:
 @pytest.mark.full
 def test_the_command_plays_worlds_and_prints_figures() -> None:
     command = [sys.executable, "-m", "tests.simulation", "--seeds", "60", "--from", "0", "--jobs", "2"]
-    said = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=True).stdout
-    assert said.startswith("--seeds 60 --from 0\n")
-    assert "60 worlds" in said
-    assert said.endswith("0 seeds broke a rule: []\n")
+    output = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=True).stdout
+    assert output.startswith("--seeds 60 --from 0\n")
+    assert "60 worlds" in output
+    assert output.endswith("0 seeds broke a rule: []\n")
 
 
 # The page.
