@@ -1,4 +1,4 @@
-"""What holds for all visits.  At the end of a run what they have seen goes into `INTEROP.md`."""
+"""Settings for all visits.  At the end of a run their results are written into `INTEROP.md`."""
 
 from __future__ import annotations
 
@@ -10,8 +10,8 @@ from tests.peers.interop import write_file
 
 
 @pytest.fixture(autouse=True)
-def a_server_that_is_slow_is_no_news(monkeypatch: pytest.MonkeyPatch) -> None:
-    """What our client logs is what a server does wrong; that a busy machine keeps it from starting is not."""
+def no_warning_about_a_slow_server(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Each log record of our client counts as a fault of the server.  A slow start on a busy machine is no fault."""
     monkeypatch.setattr("trio_mcp.client.session._SILENCE", math.inf)
 
 

@@ -1,24 +1,27 @@
-"""What real peers see of us, and we of them: the frame of every visit, and the file that shows it.
+"""Visits between our client or server and third-party peers: the common rules, and the file with the results.
 
-**Programs.**  A client of others is driven by a program in `programs`: ``PROGRAM TARGET WAY [behaviour ...]``.  The way
-is one of `WAYS`; the target is a URL, or the command of the server as a JSON array where the way is stdio.  It looks at
-one behaviour after another (all, if none is named) and prints a line of JSON for each, as soon as it was seen:
-``{"behaviour": "call", "seen": true}``.  What a client raised is seen as well: ``{"raised": text, "code": code}``.  The
-last one is ``end``, told after everything was closed.  Standard error stays empty, the status is 0.  A server of others
-is the program ``SERVER WAY``, with the same content as our fixture; `looking` is what our client sees of it.
+**Programs.**  A third-party client is driven by a program in `programs`: ``PROGRAM TARGET WAY [behaviour ...]``.  The
+way, a transport and its era, is one of `WAYS`.  The target is a URL, or the command of a stdio server as a JSON array.
+The program tries one behaviour after another (all of them, if the command names no behaviour) and prints a line of JSON
+for each result at once: ``{"behaviour": "call", "seen": true}``.  An error of the client is a result as well:
+``{"raised": text, "code": code}``.  The last behaviour is ``end``; it is printed after everything is closed.  Standard
+error stays empty, and the exit status is 0.  A third-party server is the program ``SERVER WAY``, with the same content
+as our fixture; `our_client` visits it with our client.
 
-**Behaviours.**  `BEHAVIOURS` names them in their order.  What a client does for each, and what is seen of our fixture
-in each revision, stands in `behaviours.py`.
+**Behaviours.**  `BEHAVIOURS` names them in their order.  `behaviours.py` says how a client tries each behaviour, and
+which result our fixture gives in each revision.
 
-**Gaps.**  Where a pair falls short, a `Gap` says what is seen instead (`NOTHING`, where the program does not look at
-all), why, and whose gap it is.  `shortcomings` is strict both ways: what is seen must be what the gap says, and a gap
-that is none, for the table says the same, has gone and must leave the list.  Gaps are by pair, then by behaviour:
-`python_gaps.py` for the clients in Python, `typescript_gaps.py` for those on node, `server_gaps.py` for the servers.
+**Gaps.**  If a pair differs from the table, a `Gap` has the actual result (`NOT_TRIED` if the program does not try the
+behaviour), the reason, and the side that has the gap.  `differences` is strict in both directions: the result must be
+the result of the gap, and a gap that is equal to the table is closed and must be removed.  Gaps are listed by pair,
+then by behaviour: `python_gaps.py` for clients in Python, `typescript_gaps.py` for clients on Node, `server_gaps.py`
+for servers.
 
-**Collecting.**  A `Side` is one table of `INTEROP.md`: a test module says once which pairs and behaviours it `holds`,
-and each visit is a `record` there, which gives what is to be asserted.  At the end of a run `write_file` puts what was
-recorded into the file, and leaves the rows of all other visits as they are; rows of pairs that are held no longer go.
-Rows and footnotes have a fixed order, so that the same results give the same file.
+**Collecting.**  A `ResultTable` is one table of `INTEROP.md`.  A test module calls `declare` once, with the pairs and
+behaviours of the table.  Each visit calls `record`, which returns the differences; the test asserts that there are no
+differences.  At the end of a run `write_file` writes the recorded rows into the file.  It keeps the rows of all other
+visits, and removes rows of pairs that are not declared any more.  Rows and footnotes have a fixed order, so that equal
+results give an equal file.
 """
 
 from __future__ import annotations
@@ -36,23 +39,23 @@ __all__ = [
     "BEHAVIOURS",
     "BRIDGE",
     "FILE",
-    "NOTHING",
+    "NOT_TRIED",
     "OUR_CLIENT",
     "OUR_SERVER",
-    "TASKS_OF_OTHERS",
-    "TASKS_OF_OURS",
+    "OUR_TASKS",
+    "PEER_TASKS",
     "WAYS",
     "Gap",
     "Pair",
-    "Side",
-    "expected",
+    "ResultTable",
+    "differences",
     "merged",
-    "shortcomings",
+    "with_gaps",
     "write_file",
 ]
 
 FILE = Path(__file__).parent / "INTEROP.md"
-NOTHING = object()  # a program does not look at it
+NOT_TRIED = object()  # the program does not try this behaviour
 
 WAYS = {
     "stdio": "stdio",
@@ -90,12 +93,12 @@ BEHAVIOURS = (
 )
 
 YES, NO, ABSENT = "yes", "**no**", "–"
-Pair = tuple[str, str]  # who, and by which way
+Pair = tuple[str, str]  # the name of the peer, and the way
 
 
 @attrs.frozen
 class Gap:
-    """What is seen instead of what the table says, why, and whose gap it is."""
+    """A result that differs from the table, the reason, and the side that has the gap."""
 
     seen: Any
     why: str
@@ -106,43 +109,43 @@ class Gap:
         return f"{self.why} ({self.whose})"
 
 
-def expected(table: Mapping[str, Any], gaps: Mapping[str, Gap]) -> dict[str, Any]:
-    """What a visit sees, with its gaps."""
+def with_gaps(table: Mapping[str, Any], gaps: Mapping[str, Gap]) -> dict[str, Any]:
+    """The results that a visit must have: the table, changed by the gaps."""
     seen = {**table, **{name: gap.seen for name, gap in gaps.items()}}
-    return {name: what for name, what in seen.items() if what is not NOTHING}
+    return {name: result for name, result in seen.items() if result is not NOT_TRIED}
 
 
-def shortcomings(seen: Mapping[str, Any], table: Mapping[str, Any], gaps: Mapping[str, Gap]) -> dict[str, str]:
-    """What is not as table and gaps say, by behaviour, in words; gaps that are none among them."""
-    wanted = expected(table, gaps)
+def differences(seen: Mapping[str, Any], table: Mapping[str, Any], gaps: Mapping[str, Gap]) -> dict[str, str]:
+    """Describe, by behaviour, each result that differs from table and gaps, and each gap that is closed."""
+    wanted = with_gaps(table, gaps)
     wrong = {}
     for name in {**wanted, **seen}:
         if (name in seen, seen.get(name)) != (name in wanted, wanted.get(name)):
             wrong[name] = f"{seen.get(name, 'nothing')!r}, not {wanted.get(name, 'nothing')!r}"
     for name, gap in gaps.items():
-        if table.get(name, NOTHING) == gap.seen:
+        if table.get(name, NOT_TRIED) == gap.seen:
             wrong[name] = f"this gap has gone: {gap.note}"
     return wrong
 
 
 @attrs.define(eq=False)
-class Side:
-    """One table of the file, with a row for each pair and a column for each behaviour, and what this run has seen."""
+class ResultTable:
+    """One table of the file, with a row per pair and a column per behaviour, and the results of this run."""
 
     title: str
     pairs: Sequence[Pair] = ()
     behaviours: Sequence[str] = ()
-    left_out: Mapping[str, str] = attrs.field(factory=dict)
+    not_visited: Mapping[str, str] = attrs.field(factory=dict)
     recorded: dict[Pair, dict[str, str]] = attrs.field(factory=dict, init=False)
 
-    def holds(
-        self, pairs: Sequence[Pair], behaviours: Sequence[str], left_out: Mapping[str, str] = MappingProxyType({})
+    def declare(
+        self, pairs: Sequence[Pair], behaviours: Sequence[str], not_visited: Mapping[str, str] = MappingProxyType({})
     ) -> None:
-        """Who is visited and what is looked at, in the order of the table; who cannot be visited, and why."""
-        self.pairs, self.behaviours, self.left_out = pairs, behaviours, left_out
+        """Set the pairs and behaviours, in the order of the table, and the reason for each peer that is not visited."""
+        self.pairs, self.behaviours, self.not_visited = pairs, behaviours, not_visited
 
-    def unseen(self, text: str) -> list[Pair]:
-        """The pairs that have no row in the text of the file."""
+    def missing_rows(self, text: str) -> list[Pair]:
+        """Return the pairs that have no row in the text of the file."""
         return [pair for pair in self.pairs if f"| {_label(pair)} |" not in text]
 
     def record(
@@ -153,55 +156,55 @@ class Side:
         gaps: Mapping[str, Gap],
         absent: Collection[str] = (),
     ) -> dict[str, str]:
-        """A visit has been, with a revision that does not have what is absent.  Gives its `shortcomings`."""
+        """Record the results of a visit and return its `differences`.  `absent` is not part of its revision."""
         assert pair in self.pairs, pair
-        wrong = shortcomings(seen, table, gaps)
+        wrong = differences(seen, table, gaps)
         cells = {name: ABSENT if name in absent else YES for name in table}
         cells |= {name: gap.note for name, gap in gaps.items()} | dict.fromkeys(wrong, NO)
         self.recorded[pair] = {name: cells.get(name, ABSENT) for name in self.behaviours}
         return wrong
 
 
-OUR_SERVER = Side("Clients of others at our server")
-OUR_CLIENT = Side("Our client at servers of others")
-BRIDGE = Side("Clients of others through `trio-mcp bridge`")
-TASKS_OF_OURS = Side("Clients of others at the tasks of our server")
-TASKS_OF_OTHERS = Side("Our client at the tasks of servers of others")
-SIDES = (OUR_SERVER, OUR_CLIENT, BRIDGE, TASKS_OF_OURS, TASKS_OF_OTHERS)
+OUR_SERVER = ResultTable("Third-party clients with our server")
+OUR_CLIENT = ResultTable("Our client with third-party servers")
+BRIDGE = ResultTable("Third-party clients through `trio-mcp bridge`")
+OUR_TASKS = ResultTable("Third-party clients with the tasks of our server")
+PEER_TASKS = ResultTable("Our client with the tasks of third-party servers")
+TABLES = (OUR_SERVER, OUR_CLIENT, BRIDGE, OUR_TASKS, PEER_TASKS)
 
 
-# The file.  It is read back, to keep the rows of those who were not visited this time.
+# The file.  `merged` reads it first, to keep the rows of peers that this run has not visited.
 
 HEAD = """\
-# Who gets along with whom
+# Interoperability
 
-The tests in this folder write this file: each row is what one program saw in its last visit. "yes" is what the
-protocol says of that revision, in every detail that the test compares; "–" is what that revision does not have; a
-number is a gap, which is explained below the table, with whose it is.
+The tests in this folder write this file. Each row has the results of the last visit of one program. "yes": the result
+agrees with the protocol of that revision, in every detail that the test compares. "–": the revision does not have this
+feature. A number is a gap; the note below the table gives the reason and the side that has the gap.
 """
 TITLE = re.compile(r"^## (.*)$", re.MULTILINE)
 FOOTNOTE = re.compile(r"^(\d+)\. (.*)$", re.MULTILINE)
 
 
-def merged(text: str, sides: Sequence[Side]) -> str:
-    """The text of the file, with what these sides have recorded."""
+def merged(text: str, tables: Sequence[ResultTable]) -> str:
+    """Return the text of the file, updated with the records of these tables."""
     _, *parts = TITLE.split(text)
     sections = dict(zip(parts[::2], parts[1::2], strict=True))
-    for side in sides:
-        if side.recorded:
-            sections[side.title] = _section(side, _rows(sections.get(side.title, "")))
-    titles = [side.title for side in sides if side.title in sections]
+    for table in tables:
+        if table.recorded:
+            sections[table.title] = _section(table, _rows(sections.get(table.title, "")))
+    titles = [table.title for table in tables if table.title in sections]
     return HEAD + "".join(f"\n## {title}\n\n{sections[title].strip()}\n" for title in titles)
 
 
-def write_file(sides: Sequence[Side] = SIDES, file: Path = FILE) -> None:
-    """Put what this run has recorded into the file; one process at a time."""
-    if not any(side.recorded for side in sides):
+def write_file(tables: Sequence[ResultTable] = TABLES, file: Path = FILE) -> None:
+    """Write the records of this run into the file; only one process at a time does so."""
+    if not any(table.recorded for table in tables):
         return
     with open(file, "a+", encoding="utf-8") as opened:
         fcntl.flock(opened, fcntl.LOCK_EX)
         opened.seek(0)
-        text = merged(opened.read(), sides)
+        text = merged(opened.read(), tables)
         opened.truncate(0)
         opened.write(text)
 
@@ -210,28 +213,30 @@ def _label(pair: Pair) -> str:
     return f"{pair[0]}, {WAYS[pair[1]]}"
 
 
-def _section(side: Side, kept: Mapping[str, Mapping[str, str]]) -> str:
-    """The table of a side, then its footnotes, then who is not in it."""
-    rows = {_label(pair): side.recorded.get(pair) or kept.get(_label(pair)) for pair in side.pairs}
+def _section(table: ResultTable, kept: Mapping[str, Mapping[str, str]]) -> str:
+    """The rows of a table, then its footnotes, then the peers that are not visited."""
+    rows = {_label(pair): table.recorded.get(pair) or kept.get(_label(pair)) for pair in table.pairs}
     notes: dict[str, int] = {}
 
-    def cell(said: str) -> str:
-        return said if said in (YES, NO, ABSENT) else f"[{notes.setdefault(said, len(notes) + 1)}]"
+    def cell(text: str) -> str:
+        return text if text in (YES, NO, ABSENT) else f"[{notes.setdefault(text, len(notes) + 1)}]"
 
-    lines = [["", *side.behaviours], ["---"] * (len(side.behaviours) + 1)]
-    lines += [[label, *(cell(row.get(name, ABSENT)) for name in side.behaviours)] for label, row in rows.items() if row]
-    table = "\n".join(f"| {' | '.join(line)} |" for line in lines)
+    lines = [["", *table.behaviours], ["---"] * (len(table.behaviours) + 1)]
+    lines += [
+        [label, *(cell(row.get(name, ABSENT)) for name in table.behaviours)] for label, row in rows.items() if row
+    ]
+    body = "\n".join(f"| {' | '.join(line)} |" for line in lines)
     footnotes = "\n".join(f"{number}. {note}" for note, number in notes.items())
-    absent = "\n".join(f"- Not visited: {name}: {why}" for name, why in side.left_out.items())
-    return "\n\n".join(part for part in (table, footnotes, absent) if part)
+    absent = "\n".join(f"- Not visited: {name}: {why}" for name, why in table.not_visited.items())
+    return "\n\n".join(part for part in (body, footnotes, absent) if part)
 
 
 def _rows(section: str) -> dict[str, dict[str, str]]:
-    """What `_section` wrote: by label and behaviour, with the text of each footnote in its place."""
+    """Parse the output of `_section`: cells by label and behaviour, with the text of each footnote in its place."""
     notes = {f"[{number}]": note for number, note in FOOTNOTE.findall(section)}
     lines = [[cell.strip() for cell in line.split("|")[1:-1]] for line in section.splitlines() if line.startswith("|")]
     head, _, *body = lines or [[], []]
     return {
-        label: {name: notes.get(said, said) for name, said in zip(head[1:], cells, strict=True)}
+        label: {name: notes.get(text, text) for name, text in zip(head[1:], cells, strict=True)}
         for label, *cells in body
     }

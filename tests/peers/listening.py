@@ -1,4 +1,4 @@
-"""A server of somebody else in a process of its own, that says on its standard error where it listens."""
+"""A third-party server in a process of its own, which prints its address on standard error."""
 
 from __future__ import annotations
 
@@ -14,23 +14,26 @@ from trio_mcp.transport import open_nursery
 
 __all__ = ["listening"]
 
-_SAID = re.compile(r"running on (http://127\.0\.0\.1:\d+)")
+_ADDRESS = re.compile(r"running on (http://127\.0\.0\.1:\d+)")
 
 
 @asynccontextmanager
 async def listening(command: Sequence[str], environment: Mapping[str, str] | None = None) -> AsyncIterator[str]:
-    """Its origin, such as ``http://127.0.0.1:49152``; it is killed at the end of the block, where it must still run."""
+    """Start the server and yield its origin, for example ``http://127.0.0.1:49152``.
+
+    The server must still run at the end of the block, and is killed there.
+    """
     process = await trio.lowlevel.open_process(
         command, stdout=subprocess.DEVNULL, stderr=subprocess.PIPE, env={**os.environ, **(environment or {})}
     )
     assert process.stderr is not None
     try:
         async with open_nursery() as nursery:
-            said = ""
-            while (found := _SAID.search(said)) is None:
+            output = ""
+            while (found := _ADDRESS.search(output)) is None:
                 more = await process.stderr.receive_some()
-                assert more, f"the server did not start:\n{said}"
-                said += more.decode()
+                assert more, f"the server did not start:\n{output}"
+                output += more.decode()
             nursery.start_soon(_drain, process.stderr)
             yield found[1]
             assert process.poll() is None, "the server has ended"
@@ -43,6 +46,6 @@ async def listening(command: Sequence[str], environment: Mapping[str, str] | Non
 
 
 async def _drain(stream: trio.abc.ReceiveStream) -> None:
-    """So that it can go on writing."""
+    """Read the rest of standard error, so that a full pipe never blocks the server."""
     async for _ in stream:
         pass

@@ -1,9 +1,9 @@
-"""An nginx of one's own, in front of a server: `proxied(port)` gives the port that leads to it.
+"""An nginx process in front of a server: `proxied(port)` yields the port of nginx.
 
 With several ports each request goes to the next server.
 
-All that a plain installation leaves to the defaults is left to them: responses are buffered, HTTP/1.0 is spoken
-upstream, each request on a connection of its own, and Host names the upstream.
+All settings that a plain installation leaves to the defaults have their defaults here: nginx buffers responses, and
+uses HTTP/1.0 and a new connection for each request to the upstream.  Host names the upstream.
 """
 
 from __future__ import annotations
@@ -56,10 +56,10 @@ def proxied(*upstreams: int) -> Iterator[int]:
     program = needs("nginx", lambda: tool("nginx"))
     folder = Path(tempfile.mkdtemp(prefix="nginx-"))
     try:
-        # It inherits a socket that listens already, as after an upgrade of itself: nobody can take the port before it
-        # has started, and what connects meanwhile is kept waiting by the system.
+        # nginx inherits a socket that listens already, as after an upgrade of nginx.  No other process can take the
+        # port before nginx has started, and the system keeps early connections in the queue of the socket.
         with socket.create_server(("127.0.0.1", 0)) as listener:
-            listener.setblocking(False)  # as its own are
+            listener.setblocking(False)  # like the sockets that nginx opens
             port = listener.getsockname()[1]
             servers = " ".join(f"server 127.0.0.1:{each} max_fails=0;" for each in upstreams)
             config = CONFIG.format(
@@ -70,7 +70,7 @@ def proxied(*upstreams: int) -> Iterator[int]:
                 [program, "-p", str(folder), "-c", str(folder / "nginx.conf"), "-e", str(folder / "error.log")],
                 env={**os.environ, "NGINX": f"{listener.fileno()};"},
                 pass_fds=[listener.fileno()],
-                stderr=subprocess.DEVNULL,  # it complains there that it inherited a socket
+                stderr=subprocess.DEVNULL,  # nginx warns there about the inherited socket
             )
         try:
             yield port

@@ -1,22 +1,26 @@
-"""What the clients in Python see otherwise than the table says, and why; see `interop`."""
+"""Results of the clients in Python that differ from the table, with the reason; see `interop`."""
 
 from __future__ import annotations
 
-from tests.peers.behaviours import LISTS, Holding
-from tests.peers.interop import NOTHING, Gap, Pair
+from tests.peers.behaviours import LISTS, Contains
+from tests.peers.interop import NOT_TRIED, Gap, Pair
 
 __all__ = ["GAPS"]
 
 FIRST_RELEASE = {
-    "list": Gap({**LISTS, "paged": []}, "it puts the cursor where no server looks for it, and is given one page only"),
-    "progress": Gap(NOTHING, "its interface has no way to ask for progress"),
-    "cancel": Gap(NOTHING, "its interface has no way to cancel"),
+    "list": Gap(
+        {**LISTS, "paged": []}, "it puts the cursor into the wrong place of the request, and gets only the first page"
+    ),
+    "progress": Gap(NOT_TRIED, "its interface has no way to ask for progress"),
+    "cancel": Gap(NOT_TRIED, "its interface has no way to cancel"),
     "sampling": Gap(
-        Holding("sampling/createMessage needs the client capability sampling, which was not declared"),
-        "it does not declare it, so it is not asked, and the model reads why",
+        Contains("sampling/createMessage needs the client capability sampling, which was not declared"),
+        "it does not declare sampling, so it gets no request, and the tool returns the reason",
     ),
 }
-SIGNALS = Gap("clean, but the server ended with SIGTERM", "it does not close standard input, and sends SIGTERM at once")
+SIGNALS = Gap(
+    "clean, but the server ended with SIGTERM", "it sends SIGTERM at once, without closing standard input first"
+)
 
 GAPS: dict[Pair, dict[str, Gap]] = {
     ("python-1.0.0", "stdio"): FIRST_RELEASE,

@@ -1,8 +1,8 @@
-"""Clients of replicas behind nginx while a process is killed, suspended or restarted, or their Redis is away.
+"""Clients of replicas behind nginx while a process is killed, suspended or restarted, or while their Redis is down.
 
-Each client makes calls with questions, in 2026-07-28 and in sessions of 2025-11-25.  After an error it does as hosts:
-it resumes a stream that was cut, and repeats an answer that was lost.  Every call must end, by an answer or
-by an error, in `PATIENCE` seconds.
+Each client calls a tool that asks the user, in 2026-07-28 and in sessions of 2025-11-25.  After an error a client
+acts like a host: it resumes a stream that was cut, and repeats an answer that was lost.  Every call must end, with a
+result or with an error, within `PATIENCE` seconds.
 """
 
 from __future__ import annotations
@@ -20,13 +20,13 @@ from tests.http.scripted_server import D, play_call, play_params
 
 __all__ = ["Load"]
 
-PATIENCE = 60.0  # seconds; the end of a process is noticed when its lease ends
+PATIENCE = 60.0  # seconds; the other processes notice the end of a process when its lease expires
 ANSWER = {"action": "accept", "content": {"size": 3}}
 
 
 @attrs.define
 class Load:
-    """The clients of a proxy at a port, and what their calls have come to."""
+    """The clients of a proxy at this port, and a count of the outcomes of their calls."""
 
     port: int
     tally: Counter[str] = attrs.field(factory=Counter)
@@ -53,14 +53,20 @@ class Load:
                     await visit(web)
             except trio.TooSlowError:
                 self.tally["no end"] += 1
-            except (Cut, ProtocolViolation, OSError, trio.BrokenResourceError, AssertionError):  # as a refused host
+            except (
+                Cut,
+                ProtocolViolation,
+                OSError,
+                trio.BrokenResourceError,
+                AssertionError,
+            ):  # a host sees a failed request
                 self.tally["refused"] += 1
                 await trio.sleep(0.1)
             finally:
                 await web.aclose()
 
     def _count(self, answer: Answer) -> bool:
-        """Whether it is the result of a call."""
+        """Count the response of a call, and return whether it is a result."""
         if answer.status != 200 or answer.type != "application/json" or "error" in answer.message:
             self.tally["refused"] += 1
             return False
@@ -94,12 +100,12 @@ class Load:
         while "id" not in (message := await stream.message()) or "method" in message:
             if message["method"] != "elicitation/create":
                 continue
-            while not await self._answers(web, message["id"], session):  # noqa: ASYNC110
+            while not await self._send_answer(web, message["id"], session):  # noqa: ASYNC110
                 await trio.sleep(0.5)
         self.tally["answered" if "result" in message else "refused"] += 1
 
-    async def _answers(self, web: HttpClient, id: Any, session: str) -> bool:
-        """Whether an answer to a question has arrived, or cannot arrive any more."""
+    async def _send_answer(self, web: HttpClient, id: Any, session: str) -> bool:
+        """Send the answer to a question; return whether it has arrived, or cannot arrive any more."""
         try:
             return (await web.post(response(id, ANSWER), session=session)).status not in (502, 503)
         except (Cut, OSError, trio.BrokenResourceError):

@@ -1,7 +1,7 @@
 """The everything server over HTTP, with the options of a test: ``python -m tests.peers.serving OPTIONS``.
 
-The options are those of `serve_http`, in JSON, and ``page_size``.  It listens on a free port of loopback and prints
-where, in one line of JSON.  SIGTERM ends it, and it prints what was still going on.
+The options are those of `serve_http`, in JSON, and ``page_size``.  The server listens on a free port of loopback and
+prints its URLs in one line of JSON.  SIGTERM ends it; it then prints how many calls and listeners were still active.
 """
 
 from __future__ import annotations

@@ -1,6 +1,6 @@
-"""A page in a browser at our server, without anything between them, where the server has not allowed it.
+"""A page in a browser that connects directly to our server, which has not allowed its origin.
 
-Where it has, the page is one of the real clients of `test_peers`.
+A page with an allowed origin is one of the clients in `test_clients`.
 """
 
 from __future__ import annotations
@@ -9,7 +9,7 @@ import pytest
 
 from tests.peers.visits import visited
 
-pytestmark = [pytest.mark.full, pytest.mark.timeout(900)]  # the first visit installs what the page is made of
+pytestmark = [pytest.mark.full, pytest.mark.timeout(900)]  # the first visit installs the packages of the page
 
 
 @pytest.mark.parametrize(
@@ -21,6 +21,6 @@ pytestmark = [pytest.mark.full, pytest.mark.timeout(900)]  # the first visit ins
         ("chromium-typescript-2.4.0", "sse"),
     ],
 )
-def test_a_page_that_is_not_allowed_sees_nothing(peer: str, way: str) -> None:
+def test_a_page_with_a_refused_origin_cannot_connect(peer: str, way: str) -> None:
     visit = visited(peer, way, allowed_origins=["http://localhost:8000"])
     assert (visit.seen, visit.status, visit.server_status, visit.server_errors) == ({}, 1, 0, "")

@@ -1,4 +1,4 @@
-"""`trio-mcp check` at servers that people use: each deviation that it reports is known, and was looked at by hand."""
+"""`trio-mcp check` with published servers: each deviation that it reports is known, and was verified by hand."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.peers.installed import ROOT, SHELF, needs
+from tests.peers.installed import PUBLISHED_SERVERS, ROOT, needs
 
 pytestmark = [pytest.mark.full, pytest.mark.timeout(900)]  # the first visit installs the server
 
@@ -29,8 +29,8 @@ FOUND = {
 
 
 @pytest.mark.parametrize("name", FOUND)
-def test_check_finds_what_is_known(name: str, tmp_path: Path) -> None:
-    command = needs(name, SHELF[name].command)
+def test_check_reports_the_known_deviations(name: str, tmp_path: Path) -> None:
+    command = needs(name, PUBLISHED_SERVERS[name].command)
     more = {"server-filesystem": [str(tmp_path)], "mcp-server-sqlite": ["--db-path", str(tmp_path / "a.db")]}
     shown = subprocess.run(
         [sys.executable, "-m", "trio_mcp", "check", "--json", "--", *command, *more.get(name, ())],

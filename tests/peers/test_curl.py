@@ -1,4 +1,4 @@
-"""What curl makes of the server: the awkward shapes that HTTP allows, as a real client sends them."""
+"""curl as a client of the server: unusual requests that HTTP allows, sent by a real HTTP client."""
 
 from __future__ import annotations
 
@@ -22,15 +22,15 @@ from tests.server.raw_client import CAPABILITIES, CLIENT_INFO
 from trio_mcp import Context, Server
 from trio_mcp.core.http import EventReader, Headers, SseEvent
 
-pytestmark = pytest.mark.full  # curl is not everywhere
+pytestmark = pytest.mark.full  # not every machine has curl
 
 LEGACY, MODERN = "2025-11-25", "2026-07-28"
 STREAM = "text/event-stream"
 
 
 @attrs.frozen
-class Said:
-    """What curl wrote: the heads that came (an informational one before the last), the body, and its own figures."""
+class CurlResult:
+    """The output of curl: all response heads (an informational one comes first), the body, and the figures of curl."""
 
     heads: tuple[bytes, ...]
     body: bytes
@@ -64,12 +64,12 @@ class Said:
         return text
 
 
-def _said(done: subprocess.CompletedProcess[bytes]) -> Said:
+def _parsed(done: subprocess.CompletedProcess[bytes]) -> CurlResult:
     heads, rest = [], done.stdout
     while rest.startswith(b"HTTP/"):
         head, _, rest = rest.partition(b"\r\n\r\n")
         heads.append(head)
-    return Said(tuple(heads), rest, done.returncode, json.loads(done.stderr.splitlines()[-1]))
+    return CurlResult(tuple(heads), rest, done.returncode, json.loads(done.stderr.splitlines()[-1]))
 
 
 class Site:
@@ -79,28 +79,28 @@ class Site:
         self.host = web.headers["Host"]
         self.url = f"http://{self.host}/mcp"
         self.headers_for = web.headers_for
-        self.cancelled = trio.Event()  # a call of `stay` was
+        self.cancelled = trio.Event()  # a call of `stay` was cancelled
         self.program = needs("curl", lambda: tool("curl"))
 
-    async def leaves(self, message: Any, after: bytes) -> None:
-        """Post it, and go away once that has come of the response."""
+    async def disconnect_after(self, message: Any, after: bytes) -> None:
+        """Post the message, and disconnect after these bytes of the response have come."""
         options = [part for each in self.headers_for(message, MODERN, None).items() for part in ("-H", ": ".join(each))]
         command = [self.program, "-sS", "--no-buffer", *options, "--data-binary", json.dumps(message), self.url]
         process = await trio.lowlevel.open_process(command, stdout=subprocess.PIPE)
         assert process.stdout is not None
         try:
-            heard = b""
-            while after not in heard:
+            received = b""
+            while after not in received:
                 more = await process.stdout.receive_some()
-                assert more, heard
-                heard += more
+                assert more, received
+                received += more
         finally:
             process.kill()
             with trio.CancelScope(shield=True):
                 await process.wait()
                 await process.stdout.aclose()
 
-    async def curl(self, *arguments: str, body: bytes | None = None, url: str | None = None) -> Said:
+    async def curl(self, *arguments: str, body: bytes | None = None, url: str | None = None) -> CurlResult:
         command = [self.program, "-sS", "-i", "--no-buffer", "--max-time", "60", "-w", "%{stderr}\n%{json}"]
         if body is not None:
             command += ["--data-binary", "@-"]
@@ -111,7 +111,7 @@ class Site:
             capture_stderr=True,
             check=False,
         )
-        return _said(done)
+        return _parsed(done)
 
     async def post(
         self,
@@ -121,17 +121,17 @@ class Site:
         session: str | None = None,
         headers: Mapping[str, str] | None = None,
         url: str | None = None,
-    ) -> Said:
+    ) -> CurlResult:
         fields = {**self.headers_for(message, revision, session), **(headers or {})}
         options = [part for name, value in fields.items() for part in ("-H", f"{name}: {value}")]
         return await self.curl(*options, *arguments, body=json.dumps(message).encode(), url=url)
 
 
-def called(name: str, progress: Any = None, **arguments: Any) -> Any:
+def call_of(name: str, progress: Any = None, **arguments: Any) -> Any:
     return request("tools/call", {"name": name, "arguments": arguments}, progress=progress)
 
 
-ECHO = called("echo", text="hello")
+ECHO = call_of("echo", text="hello")
 
 
 @contextlib.asynccontextmanager
@@ -167,112 +167,112 @@ async def visited_by_curl(**options: Any) -> AsyncIterator[Site]:
 @pytest.mark.parametrize("version", ["--http1.0", "--http1.1"])
 async def test_a_call_is_answered_in_either_version_of_http(version: str) -> None:
     async with visited_by_curl() as site:
-        said = await site.post(ECHO, version)
-        assert (said.status, said.text, said.exit) == (200, "hello", 0)
+        result = await site.post(ECHO, version)
+        assert (result.status, result.text, result.exit) == (200, "hello", 0)
 
 
 @req("http-107")
 async def test_a_stream_in_http_1_0_has_no_chunks_and_ends_with_its_connection() -> None:
     async with visited_by_curl() as site:
-        said = await site.post(called("told", progress="p"), "--http1.0", "--raw")
-        assert (said.status, said.text, said.exit) == (200, "told", 0)
-        assert said.headers["Content-Type"] == STREAM
-        assert "Transfer-Encoding" not in said.headers
-        assert said.headers["X-Accel-Buffering"] == "no"
-        assert said.body.count(b"notifications/progress") == 1
+        result = await site.post(call_of("told", progress="p"), "--http1.0", "--raw")
+        assert (result.status, result.text, result.exit) == (200, "told", 0)
+        assert result.headers["Content-Type"] == STREAM
+        assert "Transfer-Encoding" not in result.headers
+        assert result.headers["X-Accel-Buffering"] == "no"
+        assert result.body.count(b"notifications/progress") == 1
 
 
 async def test_a_connection_is_kept_for_the_next_request() -> None:
     async with visited_by_curl() as site:
         again = ["--next", "-sS", "--max-time", "60", "-w", "%{num_connects}", "-o", "/dev/null"]
-        said = await site.curl("-o", "/dev/null", site.url, *again)
-        assert said.body == b"0"  # for the second
-        said = await site.curl("--http1.0", "-o", "/dev/null", site.url, *again)
-        assert said.body == b"1"
+        result = await site.curl("-o", "/dev/null", site.url, *again)
+        assert result.body == b"0"  # connections for the second request
+        result = await site.curl("--http1.0", "-o", "/dev/null", site.url, *again)
+        assert result.body == b"1"
 
 
 # Methods.
 
 
-async def test_head_has_no_body_and_says_what_is_served() -> None:
+async def test_head_is_refused_without_a_body_and_lists_the_methods() -> None:
     async with visited_by_curl() as site:
-        said = await site.curl("--head")
-        assert (said.status, said.body, said.exit) == (405, b"", 0)
-        assert said.headers["Allow"] == "GET, POST, DELETE, OPTIONS"
+        result = await site.curl("--head")
+        assert (result.status, result.body, result.exit) == (405, b"", 0)
+        assert result.headers["Allow"] == "GET, POST, DELETE, OPTIONS"
 
 
-async def test_options_says_what_is_served_and_answers_a_preflight() -> None:
+async def test_options_lists_the_methods_and_answers_a_preflight() -> None:
     async with visited_by_curl() as site:
-        said = await site.curl("-X", "OPTIONS")
-        assert (said.status, said.body) == (204, b"")
-        assert said.headers["Allow"] == "GET, POST, DELETE, OPTIONS"
-        assert "Access-Control-Allow-Origin" not in said.headers
+        result = await site.curl("-X", "OPTIONS")
+        assert (result.status, result.body) == (204, b"")
+        assert result.headers["Allow"] == "GET, POST, DELETE, OPTIONS"
+        assert "Access-Control-Allow-Origin" not in result.headers
         asked = ["-H", "Access-Control-Request-Method: POST", "-H", "Access-Control-Request-Headers: Mcp-Method"]
-        said = await site.curl("-X", "OPTIONS", "-H", "Origin: http://localhost:5173", *asked)
-        assert said.status == 204
-        assert said.headers["Access-Control-Allow-Origin"] == "http://localhost:5173"
-        assert "POST" in said.headers["Access-Control-Allow-Methods"]
-        assert "mcp-method" in said.headers["Access-Control-Allow-Headers"].lower()
+        result = await site.curl("-X", "OPTIONS", "-H", "Origin: http://localhost:5173", *asked)
+        assert result.status == 204
+        assert result.headers["Access-Control-Allow-Origin"] == "http://localhost:5173"
+        assert "POST" in result.headers["Access-Control-Allow-Methods"]
+        assert "mcp-method" in result.headers["Access-Control-Allow-Headers"].lower()
 
 
 # Bodies.
 
 
-async def test_a_big_body_is_continued_when_its_head_was_good() -> None:
+async def test_a_big_body_gets_100_continue_after_valid_headers() -> None:
     async with visited_by_curl() as site:
-        text = "x" * 3_000_000  # curl waits for 100 with more than a million bytes
-        said = await site.post(
-            called("echo", text=text), "--expect100-timeout", "30", headers={"Expect": "100-continue"}
+        text = "x" * 3_000_000  # curl waits for 100 if the body has more than a million bytes
+        result = await site.post(
+            call_of("echo", text=text), "--expect100-timeout", "30", headers={"Expect": "100-continue"}
         )
-        assert said.statuses == [100, 200]
-        assert said.text == text
+        assert result.statuses == [100, 200]
+        assert result.text == text
 
 
 @pytest.mark.parametrize(
     ("bad", "status"),
     [("Origin: http://evil.example", 403), ("Content-Type: text/plain", 415), ("Accept: text/html", 406)],
 )
-async def test_a_big_body_is_not_sent_when_its_head_was_bad(bad: str, status: int) -> None:
+async def test_a_big_body_is_not_sent_after_invalid_headers(bad: str, status: int) -> None:
     async with visited_by_curl() as site:
         name, value = bad.split(": ")
         fields = {"Expect": "100-continue", name: value}
-        said = await site.post(called("echo", text="x" * 3_000_000), "--expect100-timeout", "30", headers=fields)
-        assert said.statuses == [status]
-        assert said.figures["size_upload"] == 0
-        assert said.message["error"]["code"] == -32600
+        result = await site.post(call_of("echo", text="x" * 3_000_000), "--expect100-timeout", "30", headers=fields)
+        assert result.statuses == [status]
+        assert result.figures["size_upload"] == 0
+        assert result.message["error"]["code"] == -32600
 
 
-async def test_a_body_longer_than_allowed_is_refused_by_its_length() -> None:
+async def test_a_body_longer_than_allowed_is_refused_by_content_length() -> None:
     async with visited_by_curl() as site:
         fields = {"Expect": "100-continue", "Content-Length": str(2**40)}
-        said = await site.post(ECHO, "--expect100-timeout", "30", headers=fields)
-        assert said.statuses == [413]
+        result = await site.post(ECHO, "--expect100-timeout", "30", headers=fields)
+        assert result.statuses == [413]
 
 
 async def test_a_body_in_chunks_is_read() -> None:
     async with visited_by_curl() as site:
         text = "x" * 500_000
-        said = await site.post(called("echo", text=text), headers={"Transfer-Encoding": "chunked"})
-        assert (said.status, said.text) == (200, text)
+        result = await site.post(call_of("echo", text=text), headers={"Transfer-Encoding": "chunked"})
+        assert (result.status, result.text) == (200, text)
 
 
-# Going away, and coming all at once.
+# Disconnects and pipelining.
 
 
 @req("cancel-14")
-async def test_a_client_that_gives_up_in_the_middle_of_a_stream_cancels_its_call() -> None:
+async def test_a_disconnect_during_a_stream_cancels_the_call() -> None:
     async with visited_by_curl() as site:
-        await site.leaves(called("stay", progress="p"), b"notifications/progress")
+        await site.disconnect_after(call_of("stay", progress="p"), b"notifications/progress")
         await site.cancelled.wait()
         assert (await site.post(ECHO)).text == "hello"
 
 
-async def test_requests_that_come_all_at_once_are_answered_in_their_order() -> None:
+async def test_pipelined_requests_are_answered_in_order() -> None:
     async with visited_by_curl() as site:
         name, _, port = site.host.partition(":")
         data = b""
         for number in range(5):
-            message = called("echo", text=f"number {number}")
+            message = call_of("echo", text=f"number {number}")
             body = json.dumps(message).encode()
             fields = {"Host": site.host, **site.headers_for(message, MODERN, None), "Content-Length": str(len(body))}
             fields["Connection"] = "close" if number == 4 else "keep-alive"
@@ -281,13 +281,13 @@ async def test_requests_that_come_all_at_once_are_answered_in_their_order() -> N
         stream = await trio.open_tcp_stream(name, int(port))
         async with stream:
             await stream.send_all(data)
-            heard = b"".join([part async for part in stream])
-        assert heard.count(b"HTTP/1.1 200") == 5
-        at = [heard.index(b"number %d" % number) for number in range(5)]
+            received = b"".join([part async for part in stream])
+        assert received.count(b"HTTP/1.1 200") == 5
+        at = [received.index(b"number %d" % number) for number in range(5)]
         assert at == sorted(at)
 
 
-# Who asks, whom, and for what.
+# Host, Origin, Accept and the request target.
 
 
 @req("http-03", "http-04")
@@ -302,17 +302,17 @@ async def test_requests_that_come_all_at_once_are_answered_in_their_order() -> N
         ("Origin: https://localhost:8443", 200),
     ],
 )
-async def test_a_request_for_another_host_or_from_another_site_is_refused(field: str, status: int) -> None:
+async def test_a_request_with_a_foreign_host_or_origin_is_refused(field: str, status: int) -> None:
     async with visited_by_curl() as site:
         name, _, value = field.partition(": ")
-        said = await site.post(ECHO, headers={name: value})
-        assert said.status == status
+        result = await site.post(ECHO, headers={name: value})
+        assert result.status == status
         if status == 200:
-            assert said.text == "hello"
-            assert said.headers.get("Access-Control-Allow-Origin") == (value if name == "Origin" else None)
+            assert result.text == "hello"
+            assert result.headers.get("Access-Control-Allow-Origin") == (value if name == "Origin" else None)
         else:
-            assert value in said.message["error"]["message"]
-            assert "Access-Control-Allow-Origin" not in said.headers
+            assert value in result.message["error"]["message"]
+            assert "Access-Control-Allow-Origin" not in result.headers
 
 
 @pytest.mark.parametrize(
@@ -327,24 +327,24 @@ async def test_a_request_for_another_host_or_from_another_site_is_refused(field:
         ("*/*;q=0", None),
     ],
 )
-async def test_what_a_client_accepts_is_what_it_gets(accept: str, kind: str | None) -> None:
+async def test_the_type_of_the_response_follows_accept(accept: str, kind: str | None) -> None:
     async with visited_by_curl() as site:
-        said = await site.post(ECHO, headers={"Accept": accept})
+        result = await site.post(ECHO, headers={"Accept": accept})
         if kind is None:
-            assert said.status == 406
-            assert accept in said.message["error"]["message"]
+            assert result.status == 406
+            assert accept in result.message["error"]["message"]
         else:
-            assert (said.status, said.headers["Content-Type"], said.text) == (200, kind, "hello")
+            assert (result.status, result.headers["Content-Type"], result.text) == (200, kind, "hello")
 
 
 @pytest.mark.parametrize(("host", "status"), [("127.0.0.1", 200), ("localhost", 200), ("evil.example", 421)])
-async def test_a_target_in_absolute_form_counts_as_its_host(host: str, status: int) -> None:
+async def test_the_host_of_an_absolute_target_is_checked(host: str, status: int) -> None:
     async with visited_by_curl() as site:
-        said = await site.post(ECHO, "--request-target", f"http://{host}/mcp")
-        assert said.status == status
-        # The same as a proxy is sent it.
-        said = await site.post(ECHO, "--proxy", site.url, url=f"http://{host}/mcp")
-        assert said.status == status
+        result = await site.post(ECHO, "--request-target", f"http://{host}/mcp")
+        assert result.status == status
+        # The same target, as curl sends it to a proxy.
+        result = await site.post(ECHO, "--proxy", site.url, url=f"http://{host}/mcp")
+        assert result.status == status
 
 
 @req("http-57")
@@ -362,9 +362,9 @@ async def test_a_session_from_its_beginning_to_its_end() -> None:
 
 
 async def test_a_server_on_a_unix_socket() -> None:
-    with tempfile.TemporaryDirectory() as folder:  # not pytest's: the path of a socket is short
+    with tempfile.TemporaryDirectory() as folder:  # not `tmp_path`: the path of a socket must be short
         path = Path(folder) / "socket"
         async with visited_by_curl(unix=path) as site:
-            said = await site.post(ECHO, "--unix-socket", str(path), url="http://localhost/mcp")
-            assert (said.status, said.text) == (200, "hello")
+            result = await site.post(ECHO, "--unix-socket", str(path), url="http://localhost/mcp")
+            assert (result.status, result.text) == (200, "hello")
         assert not path.exists()

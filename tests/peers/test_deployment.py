@@ -1,4 +1,4 @@
-"""The files of examples/deployment, as the programs that they are for read them, and run them."""
+"""The files of examples/deployment, checked and run with the programs that use them."""
 
 from __future__ import annotations
 
@@ -29,13 +29,13 @@ FILES = Path(__file__).parents[2] / "examples" / "deployment"
 HOST = b"Host: mcp.example.com\r\n"
 
 
-def said(name: str) -> str:
+def example_text(name: str) -> str:
     return (FILES / name).read_text()
 
 
 def test_systemd_accepts_the_unit(tmp_path: Path) -> None:
     program = needs("systemd-analyze", lambda: tool("systemd-analyze"))
-    unit = said("weather.service").replace("/srv/weather/.venv/bin/python", sys.executable)
+    unit = example_text("weather.service").replace("/srv/weather/.venv/bin/python", sys.executable)
     (tmp_path / "weather.service").write_text(unit)
     done = subprocess.run(
         [program, "verify", "--man=no", str(tmp_path / "weather.service")], capture_output=True, text=True, check=False
@@ -58,19 +58,19 @@ def test_the_yaml_follows_its_schema(name: str, command: list[str]) -> None:
 
 @pytest.mark.parametrize("name", ["compose.yaml", "kubernetes.yaml"])
 def test_containers_share_a_store_and_keys(name: str) -> None:
-    assert all(variable in said(name) for variable in ("MCP_REDIS", "TRIO_MCP_STATE_KEYS"))
+    assert all(variable in example_text(name) for variable in ("MCP_REDIS", "TRIO_MCP_STATE_KEYS"))
 
 
-def test_the_pauses_of_all_files_fit_together() -> None:
-    (patience,) = map(int, re.findall(r"shutdown_timeout=(\d+)", said("server.py")))
-    (stop,) = map(int, re.findall(r"TimeoutStopSec=(\d+)", said("weather.service")))
-    (grace,) = map(int, re.findall(r"stop_grace_period: (\d+)s", said("compose.yaml")))
-    (pod,) = map(int, re.findall(r"terminationGracePeriodSeconds: (\d+)", said("kubernetes.yaml")))
-    (pause,) = map(int, re.findall(r'sleep, "(\d+)"', said("kubernetes.yaml")))
+def test_stop_timeouts_exceed_the_shutdown_timeout() -> None:
+    (patience,) = map(int, re.findall(r"shutdown_timeout=(\d+)", example_text("server.py")))
+    (stop,) = map(int, re.findall(r"TimeoutStopSec=(\d+)", example_text("weather.service")))
+    (grace,) = map(int, re.findall(r"stop_grace_period: (\d+)s", example_text("compose.yaml")))
+    (pod,) = map(int, re.findall(r"terminationGracePeriodSeconds: (\d+)", example_text("kubernetes.yaml")))
+    (pause,) = map(int, re.findall(r'sleep, "(\d+)"', example_text("kubernetes.yaml")))
     assert min(stop, grace, pod - pause) >= patience + 5
 
 
-async def test_the_server_serves_and_is_probed() -> None:
+async def test_the_server_answers_calls_and_probes() -> None:
     port = unclaimed_port()
     environment = {**ENVIRONMENT, "MCP_ADDRESS": f"127.0.0.1:{port}", "MCP_WORKERS": "2"}
     with trio.fail_after(60):
@@ -78,9 +78,9 @@ async def test_the_server_serves_and_is_probed() -> None:
             [sys.executable, str(FILES / "server.py")], env=environment, stderr=subprocess.PIPE
         )
         assert process.stderr is not None
-        heard = b""
-        while b"listens at" not in heard:
-            heard += await process.stderr.receive_some()
+        received = b""
+        while b"listens at" not in received:
+            received += await process.stderr.receive_some()
         async with open_client(f"http://127.0.0.1:{port}/mcp") as client:
             assert (await client.call_tool("forecast", {"city": "Oslo"})).content[0].text == "Sunny in Oslo"
         web = Client(partial(trio.open_tcp_stream, "127.0.0.1", port))
@@ -102,16 +102,16 @@ class Proxy:
     services: list[Service]
 
     def client(self) -> Client:
-        return Client(partial(trio.open_tcp_stream, "127.0.0.1", self.port), translate=public)
+        return Client(partial(trio.open_tcp_stream, "127.0.0.1", self.port), translate=with_public_host)
 
 
 def nginx(folder: Path, port: int, first: int, second: int) -> list[str]:
     program = needs("nginx", lambda: tool("nginx"))
-    text = said("nginx.conf").replace("listen 8080", f"listen 127.0.0.1:{port}")
+    text = example_text("nginx.conf").replace("listen 8080", f"listen 127.0.0.1:{port}")
     text = re.sub(r"(?<=127\.0\.0\.1:)300[01]\b", lambda found: str({"3000": first, "3001": second}[found[0]]), text)
     kinds = ("client_body", "proxy", "fastcgi", "uwsgi", "scgi")
-    own = "".join(f"    {kind}_temp_path {folder}/{kind};\n" for kind in kinds) + "    access_log off;\n"
-    (folder / "nginx.conf").write_text(text.replace("http {\n", f"http {{\n{own}"))
+    settings_in_folder = "".join(f"    {kind}_temp_path {folder}/{kind};\n" for kind in kinds) + "    access_log off;\n"
+    (folder / "nginx.conf").write_text(text.replace("http {\n", f"http {{\n{settings_in_folder}"))
     settings = f"daemon off; user {getpass.getuser()}; pid {folder}/nginx.pid; error_log {folder}/error.log;"
     command = [program, "-p", str(folder), "-c", str(folder / "nginx.conf"), "-e", str(folder / "error.log")]
     subprocess.run([*command, "-g", settings, "-t", "-q"], check=True)
@@ -120,7 +120,7 @@ def nginx(folder: Path, port: int, first: int, second: int) -> list[str]:
 
 def caddy(folder: Path, port: int, first: int, second: int) -> list[str]:
     program = needs("caddy", lambda: tool("caddy"))
-    text = said("Caddyfile").replace("mcp.example.com {", f"http://mcp.example.com:{port} {{")
+    text = example_text("Caddyfile").replace("mcp.example.com {", f"http://mcp.example.com:{port} {{")
     text = re.sub(r"(?<=127\.0\.0\.1:)300[01]\b", lambda found: str({"3000": first, "3001": second}[found[0]]), text)
     (folder / "Caddyfile").write_text("{\n\tadmin off\n\tauto_https off\n}\n" + text)
     command = [program, "run", "--config", str(folder / "Caddyfile"), "--adapter", "caddyfile"]
@@ -133,7 +133,7 @@ PROXIES = {"nginx": nginx, "caddy": caddy}
 
 @asynccontextmanager
 async def behind(name: str, folder: Path, workers: int = 1) -> AsyncIterator[Proxy]:
-    """Two servers with so many workers behind this proxy."""
+    """This proxy in front of two servers with this number of workers."""
     ports = [unclaimed_port() for _ in range(3)]
     environment = {**os.environ, "HOME": str(folder), "XDG_DATA_HOME": str(folder), "XDG_CONFIG_HOME": str(folder)}
     command = PROXIES[name](folder, *ports)
@@ -163,12 +163,12 @@ async def server(folder: Path, port: int, workers: int) -> AsyncIterator[Service
         yield service
 
 
-def public(data: bytes) -> bytes:
+def with_public_host(data: bytes) -> bytes:
     return data.replace(b"Host: localhost\r\n", HOST)
 
 
 @pytest.mark.parametrize("name", PROXIES)
-async def test_calls_go_to_all_servers_and_probes_to_none(name: str, tmp_path: Path) -> None:
+async def test_calls_reach_both_servers_and_probes_get_404(name: str, tmp_path: Path) -> None:
     async with behind(name, tmp_path) as proxy:
         client, pids = proxy.client(), set()
         while len(pids) < 2:
@@ -183,14 +183,14 @@ async def test_calls_go_to_all_servers_and_probes_to_none(name: str, tmp_path: P
 @pytest.mark.parametrize("name", PROXIES)
 async def test_events_arrive_while_the_call_runs(name: str, tmp_path: Path) -> None:
     async with behind(name, tmp_path) as proxy, await trio.open_tcp_stream("127.0.0.1", proxy.port) as stream:
-        heard = b""
-        await stream.send_all(public(request("report", accept="application/json, text/event-stream")))
-        while b"notifications/progress" not in heard:
-            heard += await stream.receive_some()
-        assert b"resultType" not in heard
+        received = b""
+        await stream.send_all(with_public_host(request("report", accept="application/json, text/event-stream")))
+        while b"notifications/progress" not in received:
+            received += await stream.receive_some()
+        assert b"resultType" not in received
         (tmp_path / "go").touch()
-        while b"resultType" not in heard:
-            heard += await stream.receive_some()
+        while b"resultType" not in received:
+            received += await stream.receive_some()
 
 
 @pytest.mark.parametrize("name", PROXIES)
@@ -200,7 +200,7 @@ async def test_a_websocket_is_opened(name: str, tmp_path: Path) -> None:
         b"Sec-WebSocket-Version: 13\r\nSec-WebSocket-Key: dGhlIHNhbXBsZSBub25jZQ==\r\n\r\n"
     )
     async with behind(name, tmp_path) as proxy, await trio.open_tcp_stream("127.0.0.1", proxy.port) as stream:
-        await stream.send_all(public(upgrade))
+        await stream.send_all(with_public_host(upgrade))
         assert (await stream.receive_some()).startswith(b"HTTP/1.1 101 ")
 
 
@@ -216,7 +216,7 @@ async def test_no_request_fails_while_workers_are_replaced(name: str, tmp_path: 
 
 
 async def test_no_request_fails_while_servers_are_restarted(tmp_path: Path) -> None:
-    """Caddy up to 2.11.1 cannot repeat a POST whose connection was refused."""
+    """Only with nginx: Caddy up to 2.11.1 cannot repeat a POST after its connection was refused."""
     async with behind("nginx", tmp_path) as proxy, trio.open_nursery() as nursery:
         async with loaded(proxy) as load:
             await load.more(100)
@@ -225,7 +225,7 @@ async def test_no_request_fails_while_servers_are_restarted(tmp_path: Path) -> N
                 service.process.send_signal(signal.SIGTERM)
                 assert await service.ended() == 143
                 await load.more(100)
-                process = await nursery.start(stand_in, tmp_path, port)
+                process = await nursery.start(restarted, tmp_path, port)
                 while not load.answers[process.pid]:
                     await load.more(50)
         nursery.cancel_scope.cancel()
@@ -233,7 +233,7 @@ async def test_no_request_fails_while_servers_are_restarted(tmp_path: Path) -> N
 
 @asynccontextmanager
 async def loaded(proxy: Proxy) -> AsyncIterator[Load]:
-    """Thirty clients of the proxy, none of whose requests fails."""
+    """Thirty clients of the proxy; no request may fail."""
     load, clients = Load(), [proxy.client() for _ in range(30)]
     async with trio.open_nursery() as nursery:
         for client in clients:
@@ -245,7 +245,7 @@ async def loaded(proxy: Proxy) -> AsyncIterator[Load]:
     assert load.failures == []
 
 
-async def stand_in(folder: Path, port: int, task_status: trio.TaskStatus[trio.Process]) -> None:
+async def restarted(folder: Path, port: int, task_status: trio.TaskStatus[trio.Process]) -> None:
     async with server(folder, port, 1) as service:
         task_status.started(service.process)
         await trio.sleep_forever()

@@ -1,4 +1,4 @@
-"""Our client at `server-everything`, which has all that the protocol had in 2025-11-25, on each of its transports."""
+"""Our client with `server-everything`, which has all features of 2025-11-25, on each of its transports."""
 
 from __future__ import annotations
 
@@ -13,9 +13,10 @@ from typing import Any
 import pytest
 import trio
 
-from tests.peers.installed import PROGRAMS, SHELF, needs
+from tests.peers.behaviours import Contains
+from tests.peers.installed import PROGRAMS, PUBLISHED_SERVERS, needs
 from tests.peers.listening import listening
-from tests.peers.shelf import Gaps, Says, Table, Visit, calls, check, code_of, lists, visiting
+from tests.peers.published_servers import Gaps, Table, Visit, check, error_code, list_names, tool_call, visiting
 from trio_mcp import RequestError, TextContent
 from trio_mcp.types import (
     BlobResourceContents,
@@ -34,9 +35,9 @@ from trio_mcp.types import (
 
 pytestmark = [pytest.mark.full, pytest.mark.timeout(900)]  # the first visit installs the server
 
-PATHS = {"stdio": "", "streamableHttp": "/mcp", "sse": "/sse"}  # as the program is told
+PATHS = {"stdio": "", "streamableHttp": "/mcp", "sse": "/sse"}  # the argument of the program, and the path of the URL
 
-# What the server asks of us.
+# The answers of our client to requests of the server.
 
 
 def sample(request: SamplingRequest) -> tuple[str, str]:
@@ -54,7 +55,7 @@ def visit_page(page: UrlElicitationRequest) -> bool:
     return page.host == "example.com"
 
 
-# What we ask.
+# Requests of our client.
 
 
 @dataclass
@@ -84,7 +85,7 @@ async def cancel(visit: Visit) -> Any:
             "trigger-long-running-operation", {"duration": 1, "steps": 20}, on_progress=lambda *_: scope.cancel()
         )
     assert scope.cancelled_caught
-    return await calls("echo", message="go on")(visit)  # while it still reports progress on the other
+    return await tool_call("echo", message="go on")(visit)  # while the cancelled call still reports progress
 
 
 async def annotated(visit: Visit) -> list[Any]:
@@ -116,11 +117,11 @@ async def zipped(visit: Visit) -> list[Any]:
     data = "data:text/plain;base64," + b64encode(poem).decode()
     async with visit.client.listen(resources=True) as changes:
         [link] = (await visit.client.call_tool("gzip-file-as-resource", {"name": "poem.gz", "data": data})).content
-        heard = await anext(changes)
+        received = await anext(changes)
     assert isinstance(link, ResourceLink)
     [found] = (await visit.client.read_resource(link.uri)).contents
     assert isinstance(found, BlobResourceContents)
-    return [heard, link.mime_type, gzip.decompress(found.blob) == poem]
+    return [received, link.mime_type, gzip.decompress(found.blob) == poem]
 
 
 async def document(visit: Visit) -> str:
@@ -139,12 +140,12 @@ async def completed(visit: Visit) -> list[Any]:
 
 
 async def prompted(visit: Visit) -> list[str]:
-    asked = [
+    requests = [
         ("simple-prompt", {}),
         ("args-prompt", {"city": "Oslo"}),
         ("completable-prompt", {"department": "Sales", "name": "Eve"}),
     ]
-    results = [await visit.client.get_prompt(name, arguments) for name, arguments in asked]
+    results = [await visit.client.get_prompt(name, arguments) for name, arguments in requests]
     return [each.messages[0].content.text for each in results]  # type: ignore[union-attr]
 
 
@@ -154,29 +155,29 @@ async def subscribed(visit: Visit) -> ChangeEvent:
         try:
             return await anext(changes)
         finally:
-            await visit.client.call_tool("toggle-subscriber-updates")  # or it would go on for ever
+            await visit.client.call_tool("toggle-subscriber-updates")  # otherwise the updates never stop
 
 
 async def logged(visit: Visit) -> list[str]:
-    """It logs each subscription at the level info."""
+    """The server logs each subscription at the level info."""
     client = visit.client
     for number, level in enumerate(("info", "error", "info"), 100):
         await client.set_log_level(level)  # type: ignore[arg-type]
         async with client.listen(resources=[f"demo://resource/dynamic/text/{number}"]):
             pass
-    heard: list[str] = []
+    received: list[str] = []
     async for message in visit.logs:
-        heard += [uri for uri in ("text/100", "text/101", "text/102") if uri in message and "Subscribe " in message]
-        if heard[-1:] == ["text/102"]:
+        received += [uri for uri in ("text/100", "text/101", "text/102") if uri in message and "Subscribe " in message]
+        if received[-1:] == ["text/102"]:
             break
-    return list(dict.fromkeys(heard))
+    return list(dict.fromkeys(received))
 
 
 async def page_first(visit: Visit) -> list[Any]:
     arguments = {"url": "https://example.com/in", "message": "Sign in", "errorPath": True}
     with pytest.raises(RequestError) as refused:
         await visit.client.call_tool("trigger-url-elicitation", arguments)
-    return [refused.value.code, await calls("trigger-url-elicitation", **arguments)(visit)]
+    return [refused.value.code, await tool_call("trigger-url-elicitation", **arguments)(visit)]
 
 
 NAMES = [
@@ -186,31 +187,31 @@ NAMES = [
     *("trigger-long-running-operation", "trigger-sampling-request", "trigger-url-elicitation"),
 ]
 TABLE: Table = {
-    "tools": (lists("tools"), NAMES),
-    "prompts": (lists("prompts"), ["args-prompt", "completable-prompt", "resource-prompt", "simple-prompt"]),
-    "templates": (lists("templates"), ["Dynamic Blob Resource", "Dynamic Text Resource"]),
-    "echo": (calls("echo", message="réd\u2028roses"), "Echo: réd\u2028roses"),
-    "environment": (calls("get-env"), Says('"PEERS": "of a test"')),
+    "tools": (list_names("tools"), NAMES),
+    "prompts": (list_names("prompts"), ["args-prompt", "completable-prompt", "resource-prompt", "simple-prompt"]),
+    "templates": (list_names("templates"), ["Dynamic Blob Resource", "Dynamic Text Resource"]),
+    "echo": (tool_call("echo", message="réd\u2028roses"), "Echo: réd\u2028roses"),
+    "environment": (tool_call("get-env"), Contains('"PEERS": "of a test"')),
     "structured": (weather, Weather(36, "Light rain / drizzle", 82)),
     "progress": (progress, [(1, 4), (2, 4), (3, 4), (4, 4)]),
     "cancel": (cancel, "Echo: go on"),
     "sampling": (
-        calls("trigger-sampling-request", prompt="a joke", maxTokens=9),
-        Says('"a parrot"', "context: a joke, 9 at most"),
+        tool_call("trigger-sampling-request", prompt="a joke", maxTokens=9),
+        Contains('"a parrot"', "context: a joke, 9 at most"),
     ),
     "elicitation": (
-        calls("trigger-elicitation-request"),
-        Says("Name: Ada", "Agreed to terms: true", "Favorite Integer: 42", '"fish-3"'),
+        tool_call("trigger-elicitation-request"),
+        Contains("Name: Ada", "Agreed to terms: true", "Favorite Integer: 42", '"fish-3"'),
     ),
-    "page": (calls("trigger-url-elicitation", url="https://example.com/", message="Look"), Says("accept")),
-    "page first": (page_first, [-32042, Says("accept")]),
-    "roots": (calls("get-roots-list"), Says("Current MCP Roots (1 total)", "URI: file:///srv/a")),
+    "page": (tool_call("trigger-url-elicitation", url="https://example.com/", message="Look"), Contains("accept")),
+    "page first": (page_first, [-32042, Contains("accept")]),
+    "roots": (tool_call("get-roots-list"), Contains("Current MCP Roots (1 total)", "URI: file:///srv/a")),
     "annotated": (annotated, [(TextContent, 0.7, ["user"]), (ImageContent, 0.5, ["user"])]),
     "image": (image, b"\x89PNG"),
     "linked": (linked, [BlobResourceContents, TextResourceContents]),
-    "embedded": (embedded, Says("demo://resource/dynamic/text/7 Resource 7")),
+    "embedded": (embedded, Contains("demo://resource/dynamic/text/7 Resource 7")),
     "zipped": (zipped, [ChangeEvent(ChangeKind.RESOURCES), "application/gzip", True]),
-    "document": (document, Says("# Everything Server")),
+    "document": (document, Contains("# Everything Server")),
     "prompted": (
         prompted,
         [
@@ -222,31 +223,31 @@ TABLE: Table = {
     "completed": (completed, [["Sales", "Support"], ["David", "Eve", "Frank"]]),
     "subscribed": (subscribed, ChangeEvent(ChangeKind.RESOURCE, "demo://resource/dynamic/text/1")),
     "logged": (logged, ["text/100", "text/102"]),
-    "bad arguments": (calls("get-sum", a="two", b=3), Says("failed:", "Input validation error")),
-    "unknown tool": (calls("no-such-tool"), -32602),
-    "unknown prompt": (code_of(lambda client: client.get_prompt("no-such-prompt")), -32602),
-    "unknown resource": (code_of(lambda client: client.read_resource("demo://no-such")), -32002),
+    "bad arguments": (tool_call("get-sum", a="two", b=3), Contains("failed:", "Input validation error")),
+    "unknown tool": (tool_call("no-such-tool"), -32602),
+    "unknown prompt": (error_code(lambda client: client.get_prompt("no-such-prompt")), -32602),
+    "unknown resource": (error_code(lambda client: client.read_resource("demo://no-such")), -32002),
 }
 GAPS: Gaps = {
-    "unknown tool": (Says("failed:", "no-such-tool not found"), "its kit makes a result of it, with isError"),
-    "unknown resource": (-32602, "its kit has the code of 2026-07-28"),
+    "unknown tool": (Contains("failed:", "no-such-tool not found"), "its SDK answers with a result with isError"),
+    "unknown resource": (-32602, "its SDK uses the code of 2026-07-28"),
 }
 
 
 @asynccontextmanager
 async def served(way: str, environment: dict[str, str]) -> AsyncIterator[Any]:
     """A target: the command, or the URL of a process that ends with the block."""
-    node, program = needs("server-everything", SHELF["server-everything"].command)
+    node, program = needs("server-everything", PUBLISHED_SERVERS["server-everything"].command)
     if way == "stdio":
         yield [node, program, way]
         return
-    command = [node, "--import", (PROGRAMS / "tells_port.mjs").as_uri(), program, way]
+    command = [node, "--import", (PROGRAMS / "print_port.mjs").as_uri(), program, way]
     async with listening(command, {**environment, "PORT": "0"}) as origin:
         yield origin + PATHS[way]
 
 
 @pytest.mark.parametrize("way", PATHS)
-async def test_what_a_client_sees_of_everything(
+async def test_our_client_uses_each_feature_of_server_everything(
     way: str, tmp_path: Path, capfd: pytest.CaptureFixture[str], caplog: pytest.LogCaptureFixture
 ) -> None:
     environment = {"PEERS": "of a test"}

@@ -1,4 +1,4 @@
-"""The real Inspector, as `trio-mcp inspect` starts it: its command line, and its page in a browser."""
+"""The real Inspector, started by `trio-mcp inspect`: its command line, and its page in a browser."""
 
 from __future__ import annotations
 
@@ -22,13 +22,13 @@ EXAMPLE = str(ROOT / "examples" / "over_http.py")
 INSPECT = [sys.executable, "-m", "trio_mcp", "inspect"]
 
 
-def around(folder: Path) -> dict[str, str]:
+def with_node(folder: Path) -> dict[str, str]:
     """An environment with our node, in which npx finds the installed Inspector in the working directory."""
     programs = folder / "bin"
     programs.mkdir()
     (programs / "node").symlink_to(node())
-    brought = Path(node()).parents[1] / "lib" / "node_modules" / "npm" / "bin" / "npx-cli.js"
-    (programs / "npx").symlink_to(brought if brought.exists() else tool("npx"))
+    bundled = Path(node()).parents[1] / "lib" / "node_modules" / "npm" / "bin" / "npx-cli.js"
+    (programs / "npx").symlink_to(bundled if bundled.exists() else tool("npx"))
     return {
         **environment(folder),
         "PATH": f"{programs}{os.pathsep}{os.environ['PATH']}",
@@ -41,7 +41,7 @@ def printed(folder: Path, *arguments: str) -> list[str]:
     """The names of the tools that the command line of the Inspector prints."""
     shown = subprocess.run(
         [*INSPECT, *arguments, "--cli", "tools/list"],
-        cwd=installed(), env=around(folder), capture_output=True, text=True, timeout=PATIENCE, check=False,
+        cwd=installed(), env=with_node(folder), capture_output=True, text=True, timeout=PATIENCE, check=False,
     )  # fmt: skip
     assert shown.returncode == 0, shown.stderr
     return [tool["name"] for tool in json.loads(shown.stdout)["tools"]]
@@ -61,7 +61,7 @@ def test_the_command_line_at_a_url(way: str, tmp_path: Path) -> None:
 def test_the_page_at_a_url(tmp_path: Path) -> None:
     with started([sys.executable, EXAMPLE, "0"], r"listening at (\S+)") as (url, _):
         command = [*INSPECT, url, "--revision", "2026-07-28"]
-        with started(command, PAGE, env=around(tmp_path), cwd=installed()) as (page, process):
+        with started(command, PAGE, env=with_node(tmp_path), cwd=installed()) as (page, process):
             seen = browse(page, CACHE / "inspect.png")
             process.send_signal(signal.SIGINT)
             process.communicate(timeout=PATIENCE)

@@ -1,7 +1,7 @@
-"""The web page of the MCP Inspector, in a real browser, at an example of ours over HTTP.
+"""The web page of the MCP Inspector, in a real browser, with one of our examples over HTTP.
 
-The page itself never asks our server: what it sends goes to the Inspector's own backend, and that is the client.  So
-our server meets no browser here, no Origin is to be allowed, and the test holds that, too.
+The page never sends a request to our server.  It sends its requests to the backend of the Inspector, which is the
+client.  So our server gets no request of a browser and need not allow an Origin; the test checks that, too.
 """
 
 from __future__ import annotations
@@ -26,10 +26,10 @@ pytestmark = [pytest.mark.full, pytest.mark.timeout(900)]  # the first visit ins
 
 ROOT = Path(__file__).parents[2]
 INSPECTOR = PEERS["inspector-2.12.0"]
-BROWSER = PEERS["chromium-typescript-2.4.0"]  # what drives a browser lies beside its program
+BROWSER = PEERS["chromium-typescript-2.4.0"]  # its folder has the package that drives a browser
 LAUNCHER = "node_modules/@modelcontextprotocol/inspector/clients/launcher/build/index.js"
-PAGE = r"^\s*(http://\S+TOKEN=\S+)"  # in a line of its output
-PATIENCE = 300.0  # seconds for all that is done in the page, on a busy machine
+PAGE = r"^\s*(http://\S+TOKEN=\S+)"  # the URL of the page, in a line of the output
+PATIENCE = 300.0  # seconds for all steps in the page, on a busy machine
 
 SEEN = {
     "name": "heart",
@@ -42,13 +42,13 @@ SEEN = {
 
 
 @contextmanager
-def started(command: Sequence[str], says: str, **options: Any) -> Iterator[tuple[str, subprocess.Popen[str]]]:
-    """A process that ends with the block at the latest, and what the pattern found in its first lines."""
+def started(command: Sequence[str], pattern: str, **options: Any) -> Iterator[tuple[str, subprocess.Popen[str]]]:
+    """Start a process and yield the first match of the pattern in its output.  The process ends with the block."""
     with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, **options) as process:
         try:
             assert process.stdout is not None
             for line in process.stdout:
-                if found := re.search(says, line):
+                if found := re.search(pattern, line):
                     yield found[1], process
                     return
             raise AssertionError(f"it did not start:\n{process.communicate()[1]}")
@@ -64,10 +64,10 @@ def installed() -> Path:
 
 
 def environment(folder: Path) -> dict[str, str]:
-    """The environment that keeps the Inspector to itself."""
+    """An environment in which the Inspector has its own files, ports and secrets."""
     own = {
         "HOME": str(folder),
-        "CLIENT_PORT": str(unclaimed_port()),  # it wants to be told
+        "CLIENT_PORT": str(unclaimed_port()),  # the Inspector does not choose a free port by itself
         "MCP_SANDBOX_PORT": "0",
         "MCP_APP_ORIGIN_PORT": "0",
         "MCP_AUTO_OPEN_ENABLED": "false",
@@ -79,7 +79,7 @@ def environment(folder: Path) -> dict[str, str]:
 
 
 def browse(page: str, screenshot: Path) -> dict[str, Any]:
-    """What the program saw in that page."""
+    """The results of the program in that page."""
     *browser, program = needs(BROWSER.name, BROWSER.command)
     command = [*browser, str(Path(program).with_name("inspector_page.mjs")), page, str(screenshot)]
     done = subprocess.run(command, capture_output=True, text=True, timeout=PATIENCE, check=False)

@@ -1,8 +1,8 @@
-"""Behind nginx as it comes: it buffers responses, and speaks HTTP/1.0 upstream.
+"""A server behind nginx with its default settings: nginx buffers responses, and uses HTTP/1.0 to the server.
 
-What a call tells must get through while it still runs, keep-alive comments and standalone streams too, and a client
-that goes away behind the proxy must be known to have gone.  A call here goes on only when its client has what was told,
-so a proxy that held something back would stop the test.
+The progress reports of a call must reach the client while the call still runs.  Keep-alive comments and standalone
+streams must pass, too, and the server must notice when a client behind the proxy disconnects.  A call here continues
+only after its client has the last report, so a proxy that holds a report back stops the test.
 """
 
 from __future__ import annotations
@@ -29,11 +29,11 @@ STEPS = 3
 
 
 class Paced:
-    """A server whose calls wait for their client."""
+    """A server with a tool that waits, after each report, until the test has received it."""
 
     def __init__(self) -> None:
         self.server = Server("paced", capabilities=["tools"])
-        self.heard: dict[int, trio.Event] = defaultdict(trio.Event)  # the client has this report
+        self.received: dict[int, trio.Event] = defaultdict(trio.Event)  # the client has received this report
         self.cancelled = trio.Event()
         self.finished = trio.Event()
 
@@ -42,7 +42,7 @@ class Paced:
             try:
                 for step in range(1, STEPS + 1):
                     await ctx.progress(step, STEPS)
-                    await self.heard[step].wait()
+                    await self.received[step].wait()
             except trio.Cancelled:
                 self.cancelled.set()
                 raise
@@ -80,37 +80,37 @@ def reports(stream: Stream) -> Iterator[int]:
 
 @req("http-107", "http-121")
 @pytest.mark.parametrize("revision", [LEGACY, MODERN])
-async def test_reports_get_through_one_by_one_while_the_call_runs(revision: str) -> None:
+async def test_each_progress_report_passes_nginx_while_the_call_runs(revision: str) -> None:
     paced = Paced()
     async with behind_nginx(paced.server) as web, calling(web, revision) as stream:
         for step in range(1, STEPS + 1):
-            told = await stream.message()
-            assert (told["params"]["progress"], list(reports(stream))) == (step, list(range(1, step + 1)))
+            report = await stream.message()
+            assert (report["params"]["progress"], list(reports(stream))) == (step, list(range(1, step + 1)))
             assert not paced.finished.is_set()
-            paced.heard[step].set()
+            paced.received[step].set()
         assert (await stream.response())["result"]["content"] == [{"type": "text", "text": "done"}]
         assert stream.ended
 
 
 @req("http-113")
 @pytest.mark.parametrize("revision", [LEGACY, MODERN])
-async def test_comments_that_keep_a_stream_alive_get_through(revision: str) -> None:
+async def test_keep_alive_comments_pass_nginx(revision: str) -> None:
     paced = Paced()
     async with (
         behind_nginx(paced.server, keep_alive=0.05) as web,
         calling(web, revision, Accept="text/event-stream") as stream,
     ):
         assert (await stream.message())["params"]["progress"] == 1
-        came = b""
-        while b": " not in came:
-            came += await stream.link.chunk() or b""
+        data = b""
+        while b": " not in data:
+            data += await stream.link.chunk() or b""
         assert not paced.finished.is_set()
         for step in range(1, STEPS + 1):
-            paced.heard[step].set()
+            paced.received[step].set()
         assert "result" in await stream.response()
 
 
-async def test_a_session_s_own_stream_gets_through() -> None:
+async def test_the_standalone_stream_of_a_session_passes_nginx() -> None:
     paced = Paced()
     async with behind_nginx(paced.server) as web:
         session = await web.initialize(LEGACY)
@@ -120,7 +120,7 @@ async def test_a_session_s_own_stream_gets_through() -> None:
                 assert (await stream.message())["method"] == "notifications/tools/list_changed"
 
 
-async def test_a_subscription_gets_through() -> None:
+async def test_a_subscription_passes_nginx() -> None:
     paced = Paced()
     async with behind_nginx(paced.server) as web:
         message = web.request("subscriptions/listen", {"notifications": {"toolsListChanged": True}})
@@ -132,7 +132,7 @@ async def test_a_subscription_gets_through() -> None:
 
 
 @req("cancel-14")
-async def test_a_modern_client_that_goes_away_behind_the_proxy_cancels_its_call() -> None:
+async def test_a_modern_disconnect_behind_nginx_cancels_the_call() -> None:
     paced = Paced()
     async with behind_nginx(paced.server) as web, calling(web, MODERN) as stream:
         await stream.message()
@@ -140,12 +140,12 @@ async def test_a_modern_client_that_goes_away_behind_the_proxy_cancels_its_call(
         await paced.cancelled.wait()
 
 
-async def test_a_legacy_client_that_goes_away_behind_the_proxy_cancels_nothing() -> None:
+async def test_a_legacy_disconnect_behind_nginx_cancels_no_call() -> None:
     paced = Paced()
     async with behind_nginx(paced.server) as web, calling(web, LEGACY) as stream:
         await stream.message()
         await stream.aclose()
         for step in range(1, STEPS + 1):
-            paced.heard[step].set()
+            paced.received[step].set()
         await paced.finished.wait()
         assert not paced.cancelled.is_set()

@@ -1,5 +1,5 @@
-"""Official SDKs and OAuth: their clients at a protected server of ours, whose tokens the tests' authorization server
-gives, or the example of a proxy.
+"""OAuth with clients of the official SDKs, which use our protected server.  Their tokens come from the authorization
+server of the tests, or from the example of an OAuth proxy.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ from trio_mcp import open_client
 
 pytestmark = [pytest.mark.full, pytest.mark.timeout(900)]  # the first visit installs the peer
 
-PATIENCE = 300.0  # seconds for all that one program does, on a busy machine
+PATIENCE = 300.0  # seconds for one program, on a busy machine
 CLIENTS = [
     ("python-1.30.0", "session"),
     ("python-2.3.0", "session"),
@@ -32,15 +32,15 @@ CLIENTS = [
     ("typescript-2.4.0", "modern"),
 ]
 
-# With a refresh token it renews its token where it should ask for more.
+# If it has a refresh token, it renews its token instead of requesting the additional scope.
 CANNOT_STEP_UP = "typescript-1.32.2"
-# Of 2025-03-26: it looks for an authorization server at the origin of the MCP server, and cannot step up.  That of
-# 1.12.4 is not here, for with its OAuth it sends each request twice.
+# A client of 2025-03-26: it expects the authorization server at the origin of the MCP server, and cannot step up.
+# The client of 1.12.4 is left out, because with OAuth it sends each request twice.
 OLD = "python-1.9.4"
 
 
 def expected(peer: str, plain: str, more: str, written: str) -> dict[str, Any]:
-    """What a tool says before and after more was allowed, how often the user saw a page, and how often tokens came."""
+    """The results of a client.  A call has its text, the number of pages shown to the user, and of token responses."""
     if peer == CANNOT_STEP_UP:
         refused = "Error: Streamable HTTP error: Server returned 403 after trying upscoping"
         seen = {"step up": {"raised": refused, "code": 403}, "refresh": [plain, 1, 3], "scopes": ["notes:read"]}
@@ -51,7 +51,7 @@ def expected(peer: str, plain: str, more: str, written: str) -> dict[str, Any]:
 
 
 async def seen_by(peer: str, *arguments: str) -> dict[str, Any]:
-    """What the program of an SDK sees, which has nothing to complain of."""
+    """Run the program of an SDK, which must print no error, and return its results."""
     program = "oauth_client.py" if peer.startswith("python") else "oauth_client.mjs"
     command = needs(peer, attrs.evolve(PEERS[peer], program=program).command)
     with trio.fail_after(PATIENCE):
@@ -92,36 +92,36 @@ async def test_a_client_of_2025_03_26_gets_its_tokens_from_the_proxy() -> None:
         }
 
 
-# A host that knows stdio only, and mcp-remote, which is a client with OAuth.
+# A host that supports only stdio, with mcp-remote as its OAuth client.
 
 REMOTE = "mcp-remote-0.15.1"
 PAGE = re.compile(rb"(http://127\.0\.0\.1:\d+/authorize\?\S+)\n")
 
 
-async def test_a_host_on_stdio_gets_its_tokens_by_mcp_remote(tmp_path: Path) -> None:
+async def test_a_stdio_host_gets_its_tokens_through_mcp_remote(tmp_path: Path) -> None:
     program = needs(REMOTE, lambda: npm(REMOTE, PEERS[REMOTE].packages)) / "node_modules/mcp-remote/dist/proxy.js"
-    said = bytearray()
-    ends: list[int] = []
+    output = bytearray()
+    statuses: list[int] = []
 
     def agree(page: str) -> None:
         browser = Browser()
-        ends.append(browser.ask(browser.visit(page))[0])
+        statuses.append(browser.ask(browser.visit(page))[0])
 
     async with auth_site() as site, protected_by(site) as url, trio.open_nursery() as nursery:
-        begun = False
+        started = False
 
-        def heard(data: bytes) -> None:
-            nonlocal begun
-            said.extend(data)
-            if not begun and (page := PAGE.search(said)):
-                begun = True
+        def on_stderr(data: bytes) -> None:
+            nonlocal started
+            output.extend(data)
+            if not started and (page := PAGE.search(output)):
+                started = True
                 nursery.start_soon(trio.to_thread.run_sync, agree, page[1].decode())
 
         command = [needs("node", node), str(program), url, "--transport", "http-only"]
         with trio.fail_after(PATIENCE):
-            async with open_client(command, env={"MCP_REMOTE_CONFIG_DIR": str(tmp_path)}, stderr=heard) as client:
+            async with open_client(command, env={"MCP_REMOTE_CONFIG_DIR": str(tmp_path)}, stderr=on_stderr) as client:
                 assert await client.call_tool("who", returns=str) == "notes:read"
                 site.server.expire()
                 assert await client.call_tool("who", returns=str) == "notes:read"
         assert [each["grant_type"] for each in site.server.of("token")] == ["authorization_code", "refresh_token"]
-        assert ends == [200]
+        assert statuses == [200]

@@ -1,5 +1,5 @@
-"""Our client at protected servers by the official SDKs and FastMCP, old and new, with the authorization servers that
-they make, at the same origin or at another one.
+"""Our client with protected servers of the official SDKs and FastMCP, old and new.  Their authorization servers are at
+the same origin or at another one.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from trio_mcp.oauth import MemoryTokenStore
 pytestmark = [pytest.mark.full, pytest.mark.timeout(900)]  # the first visit installs the peer
 
 CALLBACK = "http://127.0.0.1:9/callback"
-PATIENCE = 300.0  # seconds for all of a visit, on a busy machine
+PATIENCE = 300.0  # seconds for one visit, on a busy machine
 SERVERS = [
     ("python-1.30.0", "oauth_server.py", "together", "2025-11-25"),
     ("python-1.30.0", "oauth_server.py", "apart", "2025-11-25"),
@@ -54,15 +54,17 @@ async def test_our_client_gets_tokens_from_a_real_server(peer: str, program: str
             url = f"{origin}/mcp"
             async with open_client(url, auth=auth(), revision=revision) as client:
                 assert await ask(client, "who") == "notes:read"
-                if not peer.startswith("fastmcp"):  # which keeps it to itself
+                if not peer.startswith("fastmcp"):  # FastMCP does not show the audience
                     assert await ask(client, "audience") == url
                 await client.call_tool("expire")
                 assert await ask(client, "who") == "notes:read"
                 assert client.deviations == ()
-            async with open_client(url, auth=auth(), revision=revision) as client:  # as a new process would
+            async with open_client(
+                url, auth=auth(), revision=revision
+            ) as client:  # like a new process, with the stored tokens
                 assert await ask(client, "expire") == "authorization_code refresh_token"
                 assert len(pages) == 1
                 assert await ask(client, "who") == "notes:read"
                 await client.call_tool("forget")
-                assert await ask(client, "who") == "notes:read"  # and all begins anew
+                assert await ask(client, "who") == "notes:read"  # after a new registration and authorization
             assert len(pages) == 2

@@ -1,4 +1,4 @@
-"""Replicas under load, while processes die, sleep and are restarted, and their Redis is away."""
+"""Replicas under load while processes are killed, suspended or restarted, or while their Redis is down."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ import trio
 
 from tests.peers.nginx import proxied
 from tests.peers.replica_load import Load
-from tests.peers.replicated import KEYS
+from tests.peers.replicas import KEYS
 from tests.ports import unclaimed_port
 from tests.redis_server import RedisServer, redis_server
 from trio_mcp.server import LEASE
@@ -27,8 +27,8 @@ TIMES = int(os.environ.get("REPLICA_TIMES", "10"))
 
 
 @attrs.define
-class Farm:
-    """Three processes at fixed ports, which can be started again."""
+class ReplicaProcesses:
+    """Three processes at fixed ports, which can be restarted."""
 
     redis: RedisServer
     ports: list[int]
@@ -51,65 +51,65 @@ class Farm:
 
 
 @contextmanager
-def farm() -> Iterator[Farm]:
+def replica_processes() -> Iterator[ReplicaProcesses]:
     with ExitStack() as stack:
         redis = stack.enter_context(redis_server())
-        made = Farm(redis, [unclaimed_port() for _ in range(3)], [None] * 3)  # type: ignore[list-item]
+        replicas = ReplicaProcesses(redis, [unclaimed_port() for _ in range(3)], [None] * 3)  # type: ignore[list-item]
         for index in range(3):
-            made.start(index)
+            replicas.start(index)
         try:
-            yield made
+            yield replicas
         finally:
-            for process in made.processes:
+            for process in replicas.processes:
                 process.kill()
                 process.wait()
 
 
-async def kill(farm: Farm, index: int) -> None:
-    farm.processes[index].kill()
-    farm.processes[index].wait()
-    farm.start(index)
-    await farm.listens(index)
+async def kill(replicas: ReplicaProcesses, index: int) -> None:
+    replicas.processes[index].kill()
+    replicas.processes[index].wait()
+    replicas.start(index)
+    await replicas.listens(index)
 
 
-async def restart(farm: Farm, index: int) -> None:
-    farm.processes[index].terminate()
-    assert await trio.to_thread.run_sync(farm.processes[index].wait) == 143
-    farm.start(index)
-    await farm.listens(index)
+async def restart(replicas: ReplicaProcesses, index: int) -> None:
+    replicas.processes[index].terminate()
+    assert await trio.to_thread.run_sync(replicas.processes[index].wait) == 143
+    replicas.start(index)
+    await replicas.listens(index)
 
 
-async def suspend(farm: Farm, index: int) -> None:
-    farm.processes[index].send_signal(signal.SIGSTOP)
+async def suspend(replicas: ReplicaProcesses, index: int) -> None:
+    replicas.processes[index].send_signal(signal.SIGSTOP)
     await trio.sleep(20)  # longer than its lease
-    farm.processes[index].send_signal(signal.SIGCONT)
+    replicas.processes[index].send_signal(signal.SIGCONT)
 
 
-async def lose_redis(farm: Farm, index: int) -> None:
-    farm.redis.kill()
+async def lose_redis(replicas: ReplicaProcesses, index: int) -> None:
+    replicas.redis.kill()
     await trio.sleep(4)
-    await trio.to_thread.run_sync(farm.redis.start)
+    await trio.to_thread.run_sync(replicas.redis.start)
 
 
-@pytest.mark.parametrize(("trouble", "times"), [(kill, TIMES), (restart, TIMES), (suspend, 3), (lose_redis, 3)])
-async def test_every_call_ends(trouble: Callable[[Farm, int], Awaitable[None]], times: int) -> None:
-    with farm() as crew, proxied(*crew.ports) as port:
+@pytest.mark.parametrize(("fault", "times"), [(kill, TIMES), (restart, TIMES), (suspend, 3), (lose_redis, 3)])
+async def test_every_call_ends(fault: Callable[[ReplicaProcesses, int], Awaitable[None]], times: int) -> None:
+    with replica_processes() as replicas, proxied(*replicas.ports) as port:
         for index in range(3):
-            await crew.listens(index)
+            await replicas.listens(index)
         load = Load(port)
         async with trio.open_nursery() as nursery:
             nursery.start_soon(load.run, CLIENTS)
             for number in range(times):
                 await trio.sleep(3)
-                await trouble(crew, number % 3)
+                await fault(replicas, number % 3)
             await trio.sleep(LEASE + 5)  # the calls of dead processes have ended
             before = load.tally.copy()
             await trio.sleep(3)
-            after = load.tally - before  # all is well again, as far as the machine is fast enough
+            after = load.tally - before  # calls succeed again; some may fail if the machine is slow
             assert after["answered"] > 10 * after["refused"], after
             load.stopped = True
         assert load.tally["no end"] == 0, load.tally
         assert load.tally["answered"] > 100, load.tally
-        assert all(process.poll() is None for process in crew.processes)
-        if trouble is restart:
+        assert all(process.poll() is None for process in replicas.processes)
+        if fault is restart:
             assert load.tally["refused"] == 0, load.tally

@@ -1,7 +1,8 @@
-"""Tasks between real peers: clients of others at our server, and our client at servers of others.
+"""Tasks with real peers: third-party clients with our server, and our client with third-party servers.
 
-The official SDKs have the tasks of 2025-11-25, FastMCP 4 those of 2026-07-28.  A program in `programs` serves tools
-that run as tasks, or visits such tools and prints one JSON object.  A gap says where a peer differs, as in `interop`.
+The official SDKs have the tasks of 2025-11-25, FastMCP 4 has the tasks of 2026-07-28.  A program in `programs` serves
+tools that run as tasks, or calls tools as tasks and prints one JSON object.  A `Gap` has a result that differs, as in
+`interop`.
 """
 
 from __future__ import annotations
@@ -18,7 +19,7 @@ import pytest
 import trio
 
 from tests.peers.installed import PEERS, Peer, needs, visits
-from tests.peers.interop import FILE, TASKS_OF_OTHERS, TASKS_OF_OURS, Gap, Pair
+from tests.peers.interop import FILE, OUR_TASKS, PEER_TASKS, Gap, Pair
 from tests.peers.listening import listening
 from tests.peers.visits import ROOT, served_by_process
 from trio_mcp import Client, RequestError, open_client, serve_http
@@ -40,9 +41,9 @@ def peer_of(name: str) -> Peer:
     return attrs.evolve(PEERS[name], program=PROGRAMS[name])
 
 
-# Clients of others at our server.
+# Third-party clients with our server.
 
-# What clients see of the everything server: of a task its first and its last status, isError and the text.
+# The results of clients with the everything server; for a task: its first and its last status, isError and the text.
 CORE = {
     "capability": {"list": {}, "cancel": {}, "requests": {"tools": {"call": {}}}},
     "support": {"slow_compute": "optional", "failing_job": "required", "confirm_delete": "optional"},
@@ -74,11 +75,11 @@ CLIENT_GAPS: dict[str, dict[str, Gap]] = {
     TYPESCRIPT: {"plain_required": Gap(-32600, "it does not send a plain call of a tool that requires a task")},
 }
 
-TASKS_OF_OURS.holds(VISITS, tuple({**CORE, **EXTENSION}))
+OUR_TASKS.declare(VISITS, tuple({**CORE, **EXTENSION}))
 
 
 def printed(command: Sequence[str], *target: str) -> dict[str, Any]:
-    """The object that a visit prints."""
+    """Run a visit and return the object that it prints."""
     done = subprocess.run([*command, "visit", *target], capture_output=True, text=True, timeout=PATIENCE, check=False)
     assert done.returncode == 0, done.stderr
     seen: dict[str, Any] = json.loads(done.stdout)
@@ -86,27 +87,27 @@ def printed(command: Sequence[str], *target: str) -> dict[str, Any]:
 
 
 @pytest.mark.parametrize(("name", "way"), visits(VISITS))
-def test_a_real_client_runs_tools_of_ours_as_tasks(name: str, way: str) -> None:
+def test_a_real_client_runs_our_tools_as_tasks(name: str, way: str) -> None:
     command = needs(name, peer_of(name).command)
     with ExitStack() as stack:
-        by_pipe = way.startswith("stdio")
-        target = OURS if by_pipe else [stack.enter_context(served_by_process()).target(way)]
+        over_stdio = way.startswith("stdio")
+        target = OURS if over_stdio else [stack.enter_context(served_by_process()).target(way)]
         seen = printed(command, *target)
-    wrong = TASKS_OF_OURS.record((name, way), seen, SEEN[name], CLIENT_GAPS.get(name, {}))
+    wrong = OUR_TASKS.record((name, way), seen, SEEN[name], CLIENT_GAPS.get(name, {}))
     assert not wrong
 
 
-def test_each_visit_to_tasks_of_ours_has_its_row_in_the_file() -> None:
-    _, _, ours = FILE.read_text(encoding="utf-8").partition(f"## {TASKS_OF_OURS.title}")
-    assert TASKS_OF_OURS.unseen(ours) == []
+def test_each_task_client_has_a_row_in_the_file() -> None:
+    _, _, ours = FILE.read_text(encoding="utf-8").partition(f"## {OUR_TASKS.title}")
+    assert OUR_TASKS.missing_rows(ours) == []
 
 
-# Our client at servers of others.
+# Our client with third-party servers.
 
 SLOW, LONG = {"seconds": 0.1, "label": "sum"}, {"seconds": 60, "label": "long"}
 FILE_NAME = {"filename": "a.txt"}
-# What it sees of a server, by the revision that the server knows.  Of a call isError and the text; of a task its first
-# and its last status as well.
+# The results of our client, by the revision of the server.  For a call: isError and the text; for a task also its first
+# and its last status.
 CALLED = {
     "greet": [False, "Hello, Ada!"],
     "slow": [False, "sum took 0.1 seconds"],
@@ -134,26 +135,32 @@ ACCEPTS = 'a.txt: accept {"confirm":true}'  # as JavaScript writes it
 SERVER_GAPS: dict[str, dict[str, Gap]] = {
     PYTHON: {
         "failing task": Gap(
-            ["working", "completed", True, "the job has failed"], "it counts isError as completed", "the server's"
+            ["working", "completed", True, "the job has failed"],
+            "it completes a task whose result has isError",
+            "the server's",
         )
     },
     TYPESCRIPT: {
-        "confirm": Gap([False, ACCEPTS], "its program writes JSON", "no fault"),
+        "confirm": Gap([False, ACCEPTS], "its program writes compact JSON", "no fault"),
         # task-20.  Its handlers start before the request is answered.
         "confirm task": Gap(
-            ["input_required", "completed", False, ACCEPTS], "its task does not begin as working", "the server's"
+            ["input_required", "completed", False, ACCEPTS],
+            "its task begins with another status than working",
+            "the server's",
         ),
         "failing task": Gap(
-            ["failed", "failed", True, "the job has failed"], "its task does not begin as working", "the server's"
+            ["failed", "failed", True, "the job has failed"],
+            "its task begins with another status than working",
+            "the server's",
         ),
     },
 }
-TASKS_OF_OTHERS.holds(VISITS, tuple({**CALLED_CORE, **CALLED_EXTENSION}))
+PEER_TASKS.declare(VISITS, tuple({**CALLED_CORE, **CALLED_EXTENSION}))
 
 
 async def text_of(client: Client, name: str, given: dict[str, Any]) -> list[Any]:
     result = await client.call_tool(name, given)
-    return [result.is_error, result.content[0].text]  # type: ignore[union-attr]  # all of it is text
+    return [result.is_error, result.content[0].text]  # type: ignore[union-attr]  # all content is text
 
 
 async def run(client: Client, name: str, given: dict[str, Any]) -> list[Any]:
@@ -165,18 +172,18 @@ async def run(client: Client, name: str, given: dict[str, Any]) -> list[Any]:
 
 
 async def states_of(task: ClientTask) -> list[str]:
-    """The states of a task, whose questions are answered by their keys."""
+    """The states of a task; each of its questions is answered by its key."""
     states = []
     async for state in task:
         states.append(state.status.value)
         if state.questions:
             answer = {"action": "accept", "content": {"confirm": True}}
             await task.answer({each.key: answer for each in state.questions})
-    return list(dict.fromkeys(states))  # the program may need a moment to go on
+    return list(dict.fromkeys(states))  # equal states may repeat while the program continues
 
 
 async def cancelled(client: Client) -> dict[str, Any]:
-    """A task that is listed, opened by its id, and cancelled twice."""
+    """Start a task, list it, open it by its id, and cancel it twice."""
     seen: dict[str, Any] = {}
     task = await client.start_task("slow_compute", LONG)
     if client.revision == "2025-11-25":
@@ -197,7 +204,7 @@ async def cancelled(client: Client) -> dict[str, Any]:
     return seen
 
 
-async def looked_at(target: str | Sequence[str], **options: Any) -> dict[str, Any]:
+async def observed(target: str | Sequence[str], **options: Any) -> dict[str, Any]:
     async with open_client(target, tasks=True, elicitation=lambda form: {"confirm": True}, **options) as client:
         seen = {
             "greet": await text_of(client, "greet", {"name": "Ada"}),
@@ -212,7 +219,7 @@ async def looked_at(target: str | Sequence[str], **options: Any) -> dict[str, An
         }
         if client.revision == "2026-07-28":
             states = await states_of(await client.start_task("confirm_delete", FILE_NAME))
-            seen["answered"] = [state for state in states if state != "working"]  # it may ask at once
+            seen["answered"] = [state for state in states if state != "working"]  # it may ask before it is working
         try:
             await client.open_task("unknown").status()
         except RequestError as error:
@@ -225,20 +232,20 @@ async def test_our_client_runs_tools_of_a_real_server_as_tasks(name: str, way: s
     command = [*needs(name, peer_of(name).command), "serve"]
     with trio.fail_after(PATIENCE):
         if way.startswith("stdio"):
-            seen = await looked_at(command, stderr=None)
+            seen = await observed(command, stderr=None)
         else:
             async with listening([*command, way]) as origin:
-                seen = await looked_at(f"{origin}/mcp")
-    wrong = TASKS_OF_OTHERS.record((name, way), seen, CALLED_BY[name], SERVER_GAPS.get(name, {}))
+                seen = await observed(f"{origin}/mcp")
+    wrong = PEER_TASKS.record((name, way), seen, CALLED_BY[name], SERVER_GAPS.get(name, {}))
     assert not wrong
 
 
-def test_each_visit_to_tasks_of_others_has_its_row_in_the_file() -> None:
-    _, _, others = FILE.read_text(encoding="utf-8").partition(f"## {TASKS_OF_OTHERS.title}")
-    assert TASKS_OF_OTHERS.unseen(others) == []
+def test_each_task_server_has_a_row_in_the_file() -> None:
+    _, _, others = FILE.read_text(encoding="utf-8").partition(f"## {PEER_TASKS.title}")
+    assert PEER_TASKS.missing_rows(others) == []
 
 
-# A relay of ours between, over HTTP: our client knows one form of tasks, and the server of others perhaps the other.
+# Our relay between them, over HTTP: our client uses one form of tasks, and the server may use the other form.
 
 
 @pytest.mark.parametrize("revision", ["2025-11-25", "2026-07-28"])

@@ -1,61 +1,63 @@
-"""What the clients on node, or behind a proxy on it, see otherwise than the table says, and why; see `interop`."""
+"""Results of the clients on Node, and of its proxy, that differ from the table, with the reason; see `interop`."""
 
 from __future__ import annotations
 
-from tests.peers.behaviours import LISTS, Holding
-from tests.peers.interop import NOTHING, Gap, Pair
+from tests.peers.behaviours import LISTS, Contains
+from tests.peers.interop import NOT_TRIED, Gap, Pair
 
 __all__ = ["GAPS"]
 
-OWN = Gap(-32602, "it gives its programs the code that this has in 2026-07-28, whatever the server sent")
-SIGNALS = Gap("clean, but the server ended with SIGTERM", "it does not close standard input, and sends SIGTERM at once")
-HALF_MODERN = Gap(
-    NOTHING,
-    "it sends a notification that the call is cancelled, and leaves the stream open, whose end would have said so",
+OWN_CODE = Gap(-32602, "it reports the code of 2026-07-28 in all revisions, not the code that the server sent")
+SIGNALS = Gap(
+    "clean, but the server ended with SIGTERM", "it sends SIGTERM at once, without closing standard input first"
+)
+STREAM_LEFT_OPEN = Gap(
+    NOT_TRIED,
+    "it sends notifications/cancelled and leaves the stream open; closing the stream would cancel the call",
     "the proxy's",
 )
 TWO_SESSIONS = Gap(
     "clean, but the server was left with 2 listeners",
-    "it opens a session to see whether there is a server, and another for its client, and ends neither",
+    "it opens one session to test the server and another for its client, and ends neither of them",
     "the proxy's",
 )
 
-NO_WAY = Gap(NOTHING, "its command line has no way to do so")
-CODELESS = Gap("error", "its command line shows an error without its code")
+NO_WAY = Gap(NOT_TRIED, "its command line cannot do this")
+WITHOUT_CODE = Gap("error", "its command line shows an error without its code")
 COMMAND_LINE = {
-    "list": Gap({**LISTS, "paged": []}, "it turns all pages, and shows none"),
-    "unknown tool": Gap("tool_not_found", "it looks for the name among the tools, and does not call what is not there"),
+    "list": Gap({**LISTS, "paged": []}, "it reads all pages, and does not show them one by one"),
+    "unknown tool": Gap("tool_not_found", "it looks the name up in the list of tools, and does not send the call"),
     "progress": NO_WAY,
     "cancel": NO_WAY,
-    "unknown resource": CODELESS,
+    "unknown resource": WITHOUT_CODE,
     "subscribe": NO_WAY,
     "list changed": NO_WAY,
-    "unknown prompt": CODELESS,
+    "unknown prompt": WITHOUT_CODE,
     "completion": NO_WAY,
     "logging": NO_WAY,
     "sampling": Gap(
-        Holding("sampling/createMessage needs the client capability sampling, which was not declared"),
-        "its command line declares no sampling, so it is not asked, and reads why",
+        Contains("sampling/createMessage needs the client capability sampling, which was not declared"),
+        "its command line does not declare sampling, so it gets no request, and the tool returns the reason",
     ),
     "elicitation": Gap(
-        Holding("elicitation/create needs the client capability elicitation.form, which was not declared"),
-        "its command line declares no elicitation, so it is not asked, and reads why",
+        Contains("elicitation/create needs the client capability elicitation.form, which was not declared"),
+        "its command line does not declare elicitation, so it gets no request, and the tool returns the reason",
     ),
-    "roots": Gap("", "its command line exposes none"),
-    "1 MB": Gap(NOTHING, "a word of a command line has no room for it"),
+    "roots": Gap("", "its command line has no roots"),
+    "1 MB": Gap(NOT_TRIED, "the text is too long for an argument of a command line"),
 }
-SESSIONS = Gap("clean, but the server was left with 23 listeners", "each of its commands leaves a session behind")
+SESSIONS = Gap("clean, but the server was left with 23 listeners", "each of its commands leaves its session open")
 
 GAPS: dict[Pair, dict[str, Gap]] = {
     ("typescript-1.0.4", "stdio"): {"end": SIGNALS},
     ("typescript-1.12.3", "stdio"): {"end": SIGNALS},
-    ("typescript-2.4.0", "stdio"): {"unknown resource": OWN},
-    ("typescript-2.4.0", "session"): {"unknown resource": OWN},
-    ("typescript-2.4.0", "sse"): {"unknown resource": OWN},
+    ("typescript-2.4.0", "stdio"): {"unknown resource": OWN_CODE},
+    ("typescript-2.4.0", "session"): {"unknown resource": OWN_CODE},
+    ("typescript-2.4.0", "sse"): {"unknown resource": OWN_CODE},
     **{("inspector-2.12.0", way): COMMAND_LINE for way in ("stdio", "modern", "sse")},
     ("inspector-2.12.0", "session"): {**COMMAND_LINE, "end": SESSIONS},
-    ("chromium-typescript-2.4.0", "session"): {"unknown resource": OWN},
-    ("chromium-typescript-2.4.0", "sse"): {"unknown resource": OWN},
+    ("chromium-typescript-2.4.0", "session"): {"unknown resource": OWN_CODE},
+    ("chromium-typescript-2.4.0", "sse"): {"unknown resource": OWN_CODE},
     ("mcp-remote-0.15.1", "session"): {"end": TWO_SESSIONS},
-    ("mcp-remote-0.15.1", "modern"): {"cancel": HALF_MODERN, "end": TWO_SESSIONS},
+    ("mcp-remote-0.15.1", "modern"): {"cancel": STREAM_LEFT_OPEN, "end": TWO_SESSIONS},
 }

@@ -1,4 +1,4 @@
-"""Visits of real clients: a server process of ours, a program that looks at it, and what that program saw."""
+"""Visits of real clients: a process with our server, a program that drives a client, and the results it prints."""
 
 from __future__ import annotations
 
@@ -24,12 +24,12 @@ from tests.peers.nginx import proxied
 __all__ = ["Served", "Visit", "served_by_process", "stdio_server", "visited"]
 
 ROOT = Path(__file__).parents[2]
-PATIENCE = 300.0  # seconds for all that one program looks at, on a busy machine; one starts a process for each look
+PATIENCE = 300.0  # seconds for all behaviours, on a busy machine; the Inspector starts a process for each of them
 
 
 @attrs.frozen
 class Served:
-    """A server process, and where it listens."""
+    """A server process, and its URLs."""
 
     url: str
     sse_url: str | None
@@ -37,7 +37,7 @@ class Served:
     process: subprocess.Popen[str] = attrs.field(repr=False)
 
     def target(self, way: str) -> str:
-        """Where clients find it that go this way."""
+        """The URL for clients that use this way."""
         found = {"sse": self.sse_url, "ws": self.websocket_url}.get(way, self.url)
         assert found is not None
         return found
@@ -45,7 +45,7 @@ class Served:
 
 @attrs.frozen
 class Visit:
-    """What a program saw, how it ended, and how the server ended after it."""
+    """The results of a program, its exit status, and the exit status of the server."""
 
     seen: Mapping[str, Any]
     status: int
@@ -68,19 +68,19 @@ def served_by_process(**options: Any) -> Iterator[Served]:
                 raise AssertionError(f"the server did not start:\n{process.communicate()[1]}")
             yield Served(**json.loads(line), process=process)
         finally:
-            process.kill()  # which does nothing where it has ended
+            process.kill()  # does nothing if the process has ended
 
 
 def stdio_server(page_size: int | None, ended: Path) -> list[str]:
-    """The command of the everything server, which leaves its exit status in that file.
+    """The command of the everything server; the command writes its exit status into the file `ended`.
 
-    What it needs of the environment is in it: most clients pass nothing on that they do not know.
+    The command sets the variables that the server needs, because most clients do not pass on unknown variables.
     """
     env = shutil.which("env")
     assert env is not None
     page = [f"INTEROP_PAGE_SIZE={page_size}"] if page_size else []
     server = [sys.executable, str(ROOT / "tests" / "fixtures" / "everything_server.py"), "stdio"]
-    return [sys.executable, str(PROGRAMS / "witness.py"), str(ended), env, *page, *server]
+    return [sys.executable, str(PROGRAMS / "record_exit.py"), str(ended), env, *page, *server]
 
 
 def visited(
@@ -91,10 +91,10 @@ def visited(
     behind_nginx: bool = False,
     **options: Any,
 ) -> Visit:
-    """A visit of this peer to a server of its own."""
+    """Start a server, run the program of this peer, and return the visit."""
     command = needs(peer, PEERS[peer].command)
     if way.startswith("stdio"):
-        return _visited_by_pipe(command, way, behaviours, page_size)
+        return _visited_over_stdio(command, way, behaviours, page_size)
     if PEERS[peer].origin:
         options = {"allowed_origins": [PEERS[peer].origin], **options}
     if way == "sse":
@@ -102,29 +102,29 @@ def visited(
     with served_by_process(page_size=page_size, **options) as served, contextlib.ExitStack() as stack:
         target = served.target(way)
         if behind_nginx:
-            there = urlsplit(target)
-            assert there.port is not None
-            target = there._replace(netloc=f"127.0.0.1:{stack.enter_context(proxied(there.port))}").geturl()
+            url = urlsplit(target)
+            assert url.port is not None
+            target = url._replace(netloc=f"127.0.0.1:{stack.enter_context(proxied(url.port))}").geturl()
         done = _run([*command, target, way, *behaviours])
         served.process.send_signal(signal.SIGTERM)
         left, server_errors = served.process.communicate(timeout=PATIENCE)
     visit = _visit(done, served.process.returncode, server_errors)
-    kept = [f"{number} {what}" for what, number in json.loads(left or "{}").items() if number]
-    return _but(visit, f"the server was left with {', '.join(kept)}") if kept else visit
+    kept = [f"{number} {kind}" for kind, number in json.loads(left or "{}").items() if number]
+    return _with_server_end(visit, f"the server was left with {', '.join(kept)}") if kept else visit
 
 
-def _visited_by_pipe(command: Sequence[str], way: str, behaviours: Sequence[str], page_size: int | None) -> Visit:
-    """The server is the client's child, and writes to its standard error."""
+def _visited_over_stdio(command: Sequence[str], way: str, behaviours: Sequence[str], page_size: int | None) -> Visit:
+    """A visit over stdio.  The server is a child of the client, and shares its standard error."""
     with tempfile.TemporaryDirectory() as folder:
         ended = Path(folder) / "ended"
         done = _run([*command, json.dumps(stdio_server(page_size, ended)), way, *behaviours])
         visit = _visit(done, 0, "")
-        status = ended.read_text() if ended.exists() else "nobody knows what"
-    return _but(visit, f"the server ended with {status}") if status != "0" else visit
+        status = ended.read_text() if ended.exists() else "an unknown status"
+    return _with_server_end(visit, f"the server ended with {status}") if status != "0" else visit
 
 
-def _but(visit: Visit, how: str) -> Visit:
-    """The same, with how the server fared, if the client thinks that it has come to its end."""
+def _with_server_end(visit: Visit, how: str) -> Visit:
+    """Add the end of the server to the result of the behaviour `end`, if the client has reached it."""
     if "end" not in visit.seen:
         return visit
     return attrs.evolve(visit, seen={**visit.seen, "end": f"{visit.seen['end']}, but {how}"})

@@ -1,34 +1,34 @@
-// What a page in a browser sees of a server that it asks by itself: browser.mjs URL session|modern|sse|ws [behaviour ...]
-// The program for the SDK that is installed is made one script, with what it has of node replaced, and runs in an empty
-// page.  ORIGIN is where that comes from: the browser asks nobody for it, so it can be any address.  CHROMIUM is the
-// browser's program.
+// A page in a browser that connects to a server by itself: browser.mjs URL session|modern|sse|ws [behaviour ...]
+// The program for the installed SDK is bundled into one script, without its imports of Node, and runs in an empty page.
+// ORIGIN is the origin of the page.  The page is not loaded from the network, so the origin can be any address.
+// CHROMIUM is the path of the browser.
 
 import { existsSync } from "node:fs";
 import { build } from "esbuild";
 import { chromium } from "playwright-core";
-import { QUIET } from "./quiet.mjs";
+import { CHROMIUM_FLAGS } from "./chromium_flags.mjs";
 
 const { ORIGIN, CHROMIUM } = process.env;
-const beside = (path) => new URL(path, import.meta.url).pathname;
+const pathOf = (path) => new URL(path, import.meta.url).pathname;
 
-// A page has no child processes.
-const pipeless = {
-  name: "pipeless",
+// A page cannot start child processes, so it needs no stdio transport.
+const withoutStdio = {
+  name: "withoutStdio",
   setup(build) {
-    build.onResolve({ filter: /\/stdio(\.js)?$/ }, ({ path }) => ({ path, namespace: "pipeless" }));
-    build.onLoad({ filter: /.*/, namespace: "pipeless" }, () => ({ contents: "export const StdioClientTransport = null;" }));
+    build.onResolve({ filter: /\/stdio(\.js)?$/ }, ({ path }) => ({ path, namespace: "withoutStdio" }));
+    build.onLoad({ filter: /.*/, namespace: "withoutStdio" }, () => ({ contents: "export const StdioClientTransport = null;" }));
   },
 };
 const { outputFiles } = await build({
-  entryPoints: [beside(existsSync(beside("node_modules/@modelcontextprotocol/client")) ? "typescript2.mjs" : "typescript1.mjs")],
+  entryPoints: [pathOf(existsSync(pathOf("node_modules/@modelcontextprotocol/client")) ? "typescript2.mjs" : "typescript1.mjs")],
   bundle: true,
   format: "esm",
   write: false,
   logLevel: "error",
-  plugins: [pipeless],
+  plugins: [withoutStdio],
 });
 
-const browser = await chromium.launch({ executablePath: CHROMIUM, args: QUIET });
+const browser = await chromium.launch({ executablePath: CHROMIUM, args: CHROMIUM_FLAGS });
 // The user has to allow each page to ask servers of this machine.
 const context = await browser.newContext({ permissions: ["local-network-access"] });
 const page = await context.newPage();

@@ -1,7 +1,7 @@
-"""What FastMCP 4's client sees of a server: ``fastmcp4.py TARGET WAY [behaviour ...]``.
+"""The client of FastMCP 4: ``fastmcp4.py TARGET WAY [behaviour ...]``.
 
-The ways are stdio, session and sse, which open with a handshake, and stdio-modern and modern, which do not.  It has no
-way of its own to subscribe; the session of the SDK that it is built upon, which it hands out, has one.
+The ways stdio, session and sse open with a handshake; stdio-modern and modern do not.  The client itself cannot
+subscribe.  Its attribute `session`, the session of the official SDK, can.
 """
 
 from __future__ import annotations
@@ -20,20 +20,20 @@ from fastmcp import Client as Sdk
 from fastmcp.client.transports import SSETransport, StdioTransport, StreamableHttpTransport
 from mcp.client.subscriptions import listen
 from mcp.shared.exceptions import MCPDeprecationWarning
-from report import Latest, Logs, Report, wire
-from visit import FILLED_IN, ROOTS, Client, Json, Visit, heard, listened, sampled
+from report import Logs, Received, Report, wire
+from visit import FILLED_IN, ROOTS, Client, Json, Visit, changes_by_listen, changes_by_subscription, sampled
 
-warnings.simplefilter("ignore", MCPDeprecationWarning)  # of what the older revisions still have
+warnings.simplefilter("ignore", MCPDeprecationWarning)  # features that only older revisions have
 
 
 class FastMcp(Client):
     def __init__(self, modern: bool) -> None:
         self.modern = modern
         self.logs = Logs()
-        self.told = Latest()
+        self.notifications = Received()
         self.sdk: Sdk
 
-    # What the server may ask, and tell.
+    # Requests and notifications of the server.
 
     async def sample(self, messages: Any, *_: Any) -> types.CreateMessageResult:
         return types.CreateMessageResult.model_validate(sampled(messages[0].content.text))
@@ -44,11 +44,11 @@ class FastMcp(Client):
     async def log(self, params: types.LoggingMessageNotificationParams) -> None:
         self.logs.add(params.level, params.logger, params.data)
 
-    async def heard(self, message: Any) -> None:
+    async def on_message(self, message: Any) -> None:
         if isinstance(message, types.ServerNotification):
-            self.told.add(message)
+            self.notifications.add(message)
 
-    # What is looked at.
+    # The behaviours.
 
     def opened(self) -> list[str | None]:
         return [self.sdk.protocol_version, self.sdk.instructions]
@@ -76,8 +76,10 @@ class FastMcp(Client):
     def changes(self, of: str) -> AbstractAsyncContextManager[Callable[[], Awaitable[Any]]]:
         session = self.sdk.session
         if self.modern:
-            return listened(partial(listen, session), of)
-        return heard(self.told, of, partial(session.subscribe_resource, of), partial(session.unsubscribe_resource, of))
+            return changes_by_listen(partial(listen, session), of)
+        return changes_by_subscription(
+            self.notifications, of, partial(session.subscribe_resource, of), partial(session.unsubscribe_resource, of)
+        )
 
     async def logged(self) -> list[str]:
         if self.modern:
@@ -110,7 +112,7 @@ async def main(target: str, way: str, *wanted: str) -> None:
         elicitation_handler=client.elicit,
         roots=[types.Root.model_validate(each) for each in ROOTS],
         log_handler=client.log,
-        message_handler=client.heard,
+        message_handler=client.on_message,
     ) as client.sdk:
         await Visit(client, report).all()
     report.tell("end", "clean")

@@ -1,6 +1,6 @@
-// What the command line of the MCP Inspector shows of a server:
+// The command line of the MCP Inspector as a client:
 // inspector.mjs TARGET stdio|stdio-modern|session|modern|sse [behaviour ...]
-// Each look is a command of its own, which connects, does one thing and ends; there are many things that it cannot do.
+// Each request is a command of its own, which connects, sends it and exits.  It does not support all behaviours.
 
 import { spawn } from "node:child_process";
 import { once } from "node:events";
@@ -9,27 +9,27 @@ import { ODD, refused, reporter, tell } from "./report.mjs";
 
 const [target, way, ...wanted] = process.argv.slice(2);
 const launcher = new URL("node_modules/@modelcontextprotocol/inspector/clients/launcher/build/index.js", import.meta.url);
-const home = new URL("home", import.meta.url).pathname; // it keeps its files there, in place of the user's home
+const home = new URL("home", import.meta.url).pathname; // the folder for its files, instead of the home of the user
 
 const server = way.startsWith("stdio")
   ? ["--transport", "stdio", ...JSON.parse(target)]
   : ["--transport", way === "sse" ? "sse" : "http", "--server-url", target];
 const era = way.endsWith("modern") ? "modern" : "legacy";
 
-// The result that it prints; what it prints where there is none, is thrown.
+// Returns the result that the command prints, or throws the error that it prints.
 async function ask(method, ...more) {
   const options = ["--protocol-era", era, "--format", "json", "--quiet", "--method", method, ...more];
   const child = spawn(process.execPath, [launcher.pathname, "--cli", ...options, ...server], {
     env: { ...process.env, HOME: home },
     stdio: ["ignore", "pipe", "pipe"],
   });
-  const [printed, complaint] = await Promise.all([text(child.stdout), text(child.stderr), once(child, "close")]);
+  const [printed, stderr] = await Promise.all([text(child.stdout), text(child.stderr), once(child, "close")]);
   if (printed) return JSON.parse(printed).result;
   let error;
   try {
-    ({ error } = JSON.parse(complaint));
+    ({ error } = JSON.parse(stderr));
   } catch {
-    throw new Error(complaint);
+    throw new Error(stderr);
   }
   throw Object.assign(new Error(error.message), { code: error.code });
 }
@@ -37,7 +37,7 @@ async function ask(method, ...more) {
 const look = reporter(wanted);
 const call = (name, args = {}, ...more) =>
   ask("tools/call", "--tool-name", name, "--tool-args-json", JSON.stringify(args), ...more);
-const said = (call) => call.then((result) => result.content[0].text, (error) => error.message);
+const textOf = (call) => call.then((result) => result.content[0].text, (error) => error.message);
 
 const { protocolVersion, instructions } = await ask("initialize");
 tell("connect", [protocolVersion, instructions]);
@@ -49,10 +49,10 @@ await look("list", async () => {
     resources: resources.map((each) => each.uri).sort(),
     templates: resourceTemplates.map((each) => each.uriTemplate).sort(),
     prompts: prompts.map((each) => each.name).sort(),
-    paged: [], // it shows none
+    paged: [], // it does not show the pages
   };
 });
-await look("call", async () => (await said(call("interop_echo", { text: ODD }))) === ODD);
+await look("call", async () => (await textOf(call("interop_echo", { text: ODD }))) === ODD);
 await look("structured", async () => {
   const result = await call("interop_structured", { a: 2, b: 3 });
   return [result.structuredContent ?? null, JSON.parse(result.content[0].text)];
@@ -84,11 +84,11 @@ await look("prompts", async () => {
   return [simple[0].text, repeated[0].text, resource.map((each) => each.type), picture.map((each) => each.type)];
 });
 await look("unknown prompt", () => refused(ask("prompts/get", "--prompt-name", "interop_nothing")));
-await look("sampling", () => said(call("test_sampling", { prompt: "a joke" })));
-await look("elicitation", () => said(call("test_elicitation", { message: "Which colour?" })));
-await look("roots", () => said(call("interop_roots")));
+await look("sampling", () => textOf(call("test_sampling", { prompt: "a joke" })));
+await look("elicitation", () => textOf(call("test_elicitation", { message: "Which colour?" })));
+await look("roots", () => textOf(call("interop_roots")));
 await look("20 at once", async () => {
   const load = ["--load", "--load-concurrency", "20", "--load-requests", "20"];
-  return (await call("interop_echo", { text: "a number", delay_ms: 200 }, ...load)).ok; // of which it shows no text
+  return (await call("interop_echo", { text: "a number", delay_ms: 200 }, ...load)).ok; // it shows no texts
 });
 tell("end", "clean");

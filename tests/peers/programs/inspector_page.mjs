@@ -1,22 +1,22 @@
-// What the page of the MCP Inspector shows of examples/over_http.py: inspector_page.mjs PAGE SCREENSHOT
-// The page of the Inspector is opened in a browser that has no other address to go to, and used as a person would.
-// CHROMIUM is the browser's program.
+// Operates the page of the MCP Inspector, with examples/over_http.py as server: inspector_page.mjs PAGE SCREENSHOT
+// The browser can reach only the origin of this page.  The program uses the page like a person.
+// CHROMIUM is the path of the browser.
 
 import { chromium } from "playwright-core";
-import { QUIET } from "./quiet.mjs";
+import { CHROMIUM_FLAGS } from "./chromium_flags.mjs";
 import { tell } from "./report.mjs";
 
 const [address, path] = process.argv.slice(2);
 const BEATS = 20; // a tenth of a second each
 
-const browser = await chromium.launch({ executablePath: process.env.CHROMIUM, args: QUIET });
+const browser = await chromium.launch({ executablePath: process.env.CHROMIUM, args: CHROMIUM_FLAGS });
 const page = await browser.newPage({ viewport: { width: 1400, height: 900 } });
 const home = new URL(address).origin;
 const asked = new Set();
 await page.route("**/*", (route) => {
   const there = new URL(route.request().url());
   if (there.hostname === "127.0.0.1") asked.add(there.origin === home ? "itself" : there.origin);
-  return there.origin === home ? route.continue() : route.abort(); // it would like fonts from far away
+  return there.origin === home ? route.continue() : route.abort(); // the page requests fonts from other sites
 });
 
 await page.goto(address);
@@ -32,7 +32,7 @@ tell("tools", await page.getByRole("heading", { name: /^Tools/ }).textContent())
 await tool.click();
 await page.getByText("Wait for so many beats.").waitFor();
 
-// Each report of progress changes the text of one notice.
+// Each progress report changes the text of one notice.
 await page.evaluate((beats) => {
   window.reported = [];
   const look = () => {

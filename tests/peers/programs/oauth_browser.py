@@ -1,6 +1,6 @@
-"""A user at a browser who agrees to everything: it follows redirects, keeps cookies, and presses Allow.
+"""A browser with a user that allows everything: it follows redirects, keeps cookies, and presses Allow.
 
-It is plain Python, for it runs in the environments of the SDKs and in ours alike, in a thread.
+It needs only the standard library, because it runs in the environments of the SDKs and in ours.  It runs in a thread.
 """
 
 from __future__ import annotations
@@ -23,17 +23,17 @@ class _NoRedirect(HTTPRedirectHandler):
 
 
 class Browser:
-    """One user's browser.  Browsers take http on loopback for as secure as https, and so does its cookie jar."""
+    """The browser of one user.  Like real browsers, its cookie jar treats http on loopback as secure."""
 
     def __init__(self) -> None:
         policy = DefaultCookiePolicy(secure_protocols=("http", "https"))
         self.cookies = CookieJar(policy)
-        # All that it visits is on loopback, which the proxy of the machine does not reach.
+        # All its URLs are on loopback, so it must not use the proxy of the machine.
         self._opener = build_opener(_NoRedirect, HTTPCookieProcessor(self.cookies), ProxyHandler({}))
         self.pages: list[str] = []
 
     def ask(self, url: str, body: bytes | None = None) -> tuple[int, Any, str]:
-        """Status, headers and text of one answer; with a body it is a POST."""
+        """Send one request and return status, headers and text.  With a body it is a POST."""
         try:
             with self._opener.open(Request(url, body), timeout=30) as answer:
                 return answer.status, answer.headers, answer.read().decode()
@@ -42,7 +42,7 @@ class Browser:
                 return answer.code, answer.headers, answer.read().decode()
 
     def visit(self, url: str) -> str:
-        """Go on from a client's page to its redirect URI, with all that it would be told; that is not asked for."""
+        """Go from the authorization URL to the redirect URI of the client.  Return that URI; it gets no request."""
         (redirect_uri,) = parse_qs(urlsplit(url).query)["redirect_uri"]
         form: bytes | None = None
         for _ in range(10):
@@ -55,7 +55,7 @@ class Browser:
             self.pages.append(text)
             action = _ACTION.search(text)
             if status != 200 or action is None:
-                raise AssertionError(f"the user is stuck at {url.partition('?')[0]}: {status} {text}")
+                raise AssertionError(f"there is no form at {url.partition('?')[0]}: {status} {text}")
             hidden = [(name, html.unescape(value)) for name, value in _INPUT.findall(text)]
             url, form = urljoin(url, html.unescape(action[1])), urlencode([*hidden, ("decision", "allow")]).encode()
-        raise AssertionError("the user is sent around in circles")
+        raise AssertionError("there are too many redirects")

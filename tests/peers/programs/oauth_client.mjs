@@ -1,6 +1,6 @@
-// A client by the official TypeScript SDK 1.x or 2.x that gets its tokens by OAuth:
+// A client of the official TypeScript SDK 1.x or 2.x that gets its tokens by OAuth:
 // oauth_client.mjs URL session|modern TOOL
-// The server has a tool of that name, and a tool `write`, which needs another scope.  It is told as by oauth_client.py.
+// The server has the tool TOOL, and a tool `write`, which needs another scope.  The output is that of oauth_client.py.
 
 import { reporter, tell } from "./report.mjs";
 
@@ -16,7 +16,7 @@ async function sdk() {
   }
 }
 
-// A user at a browser who agrees to everything: it follows redirects, keeps cookies, and presses Allow.
+// A browser with a user that allows everything: it follows redirects, keeps cookies, and presses Allow.
 class Browser {
   #cookies = {};
 
@@ -36,12 +36,12 @@ class Browser {
         continue;
       }
       const action = /<form method="post" action="([^"]*)">/.exec(text);
-      if (!action) throw new Error(`the user is stuck: ${answer.status} ${text}`);
+      if (!action) throw new Error(`there is no form: ${answer.status} ${text}`);
       form = new URLSearchParams({ decision: "allow" });
       for (const [, name, value] of text.matchAll(/<input type="hidden" name="([^"]*)" value="([^"]*)">/g)) form.set(name, value);
       url = new URL(action[1], url);
     }
-    throw new Error("the user is sent around in circles");
+    throw new Error("there are too many redirects");
   }
 }
 
@@ -74,7 +74,7 @@ const open = () => {
   return [made, transport];
 };
 
-// Once more, after the user has allowed what it takes.
+// Makes an attempt, and makes it again if the user had to authorize it first.
 async function allowed(transport, attempt, again) {
   try {
     return await attempt();
@@ -101,7 +101,7 @@ async function call(name, args) {
 const look = reporter([]);
 await look("call", () => call(plain, {}));
 await look("step up", () => call("write", { text: "milk" }));
-tokens = { ...tokens, access_token: "which-has-come-to-its-end" };
+tokens = { ...tokens, access_token: "an-expired-token" };
 await look("refresh", () => call(plain, {}));
 await look("scopes", async () => tokens.scope.split(" ").sort());
 if (way === "session") await transport.terminateSession();

@@ -1,8 +1,8 @@
-"""A client by the official Python SDK 1.x or 2.x that gets its tokens by OAuth: ``oauth_client.py URL WAY TOOL SCOPE``.
+"""A client of the official Python SDK 1.x or 2.x that gets its tokens by OAuth: ``oauth_client.py URL WAY TOOL SCOPE``.
 
-The ways are session, which opens with a handshake, and modern.  The server has a tool of that name, and a tool `write`,
-which needs another scope; older SDKs ask for what they need in advance, which is SCOPE.  What it sees is told as by the
-other programs.
+The ways are session, which opens with a handshake, and modern.  The server has the tool TOOL, and a tool `write`, which
+needs another scope.  Older SDKs request all scopes in advance: SCOPE.  The program prints its results like the other
+programs.
 """
 
 from __future__ import annotations
@@ -21,8 +21,8 @@ from report import Report
 CALLBACK = "http://127.0.0.1:9/callback"
 
 
-class Memory:
-    """Where it keeps its tokens, and how often it got some."""
+class Storage:
+    """The storage of the SDK.  It keeps all tokens, so that the program can count them."""
 
     def __init__(self) -> None:
         self.tokens: list[Any] = []
@@ -42,29 +42,29 @@ class Memory:
 
 
 class User:
-    """Opens the pages that the SDK wants to be seen."""
+    """The user: opens the pages of the authorization server."""
 
     def __init__(self) -> None:
         self.visits = 0
         self._back: dict[str, str] = {}
         self._browser = Browser()
 
-    async def sees(self, url: str) -> None:
+    async def open_page(self, url: str) -> None:
         self.visits += 1
         back = await anyio.to_thread.run_sync(self._browser.visit, url)
         self._back = dict(parse_qsl(urlsplit(back).query))
 
-    async def returns(self) -> Any:
+    async def callback(self) -> Any:
         try:
             from mcp.shared.auth import AuthorizationCodeResult
-        except ImportError:  # the older ones know of no issuer
+        except ImportError:  # older versions do not check the issuer
             return self._back["code"], self._back.get("state")
         return AuthorizationCodeResult.model_validate(self._back)
 
 
 @asynccontextmanager
 async def transport_of(url: str, provider: OAuthClientProvider) -> Any:
-    """What a client is made with."""
+    """The transport for a client."""
     try:
         from mcp.client.streamable_http import streamable_http_client
     except ImportError:
@@ -94,8 +94,8 @@ async def session_of(url: str, way: str, provider: OAuthClientProvider) -> Any:
                 yield client
 
 
-def time_passes(provider: Any) -> None:
-    """Its access token comes to its end."""
+def expire_access_token(provider: Any) -> None:
+    """Set the expiry time of the access token to the past."""
     if hasattr(provider, "context"):
         provider.context.token_expiry_time = 1.0
     else:
@@ -103,7 +103,7 @@ def time_passes(provider: Any) -> None:
 
 
 async def main(url: str, way: str, plain: str, scope: str = "") -> None:
-    report, user, memory = Report([]), User(), Memory()
+    report, user, storage = Report([]), User(), Storage()
     metadata = OAuthClientMetadata.model_validate(
         {
             "client_name": "Peer",
@@ -112,24 +112,24 @@ async def main(url: str, way: str, plain: str, scope: str = "") -> None:
             "scope": scope or None,
         }
     )
-    provider = OAuthClientProvider(url, metadata, memory, user.sees, user.returns)
+    provider = OAuthClientProvider(url, metadata, storage, user.open_page, user.callback)
     async with session_of(url, way, provider) as session:
 
         async def call(tool: str, **arguments: str) -> list[Any]:
-            """Its text, how often the user has seen a page, and how often there were tokens."""
+            """The text of the result, the number of pages that the user has seen, and the number of token responses."""
             result = await session.call_tool(tool, arguments)
-            return [result.content[0].text, user.visits, len(memory.tokens)]
+            return [result.content[0].text, user.visits, len(storage.tokens)]
 
         await report.look("call", lambda: call(plain))
         await report.look("step up", lambda: call("write", text="milk"))
-        time_passes(provider)
+        expire_access_token(provider)
         await report.look("refresh", lambda: call(plain))
-        await report.look("scopes", lambda: _scopes(memory))
+        await report.look("scopes", lambda: _scopes(storage))
     report.tell("end", "clean")
 
 
-async def _scopes(memory: Memory) -> list[str]:
-    return sorted(memory.tokens[-1].scope.split())
+async def _scopes(storage: Storage) -> list[str]:
+    return sorted(storage.tokens[-1].scope.split())
 
 
 anyio.run(main, *sys.argv[1:])

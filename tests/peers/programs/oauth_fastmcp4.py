@@ -1,6 +1,6 @@
-"""A protected server by FastMCP, with the authorization server that it has for tests: ``oauth_fastmcp4.py together``.
+"""A protected server with FastMCP and its authorization server for tests: ``oauth_fastmcp4.py together``.
 
-Its user agrees to everything at once.  It says on standard error where it is.
+It allows each authorization request without a page.  It prints its URL on standard error.
 """
 
 from __future__ import annotations
@@ -47,14 +47,14 @@ def who() -> str:
 
 @server.tool
 def expire() -> str:
-    """All access tokens are at their end; which grants there were so far."""
+    """Revoke all access tokens; return the grants of all token requests so far."""
     provider.access_tokens.clear()
     return " ".join(grants)
 
 
 @server.tool
 def forget() -> str:
-    """The authorization server has lost everything."""
+    """Delete all clients and tokens of the authorization server."""
     for each in (provider.clients, provider.auth_codes, provider.access_tokens, provider.refresh_tokens):
         each.clear()
     return "forgotten"

@@ -1,5 +1,5 @@
-// A protected server by the official TypeScript SDK 1.x, and the authorization server that it makes of a provider, at one
-// origin: oauth_server.mjs together.  Its user agrees to everything at once.
+// A protected server with the official TypeScript SDK 1.x, and the authorization server that the SDK builds from a
+// provider, at one origin: oauth_server.mjs together.  It allows each authorization request without a page.
 
 import { randomUUID } from "node:crypto";
 import { createServer } from "node:http";
@@ -12,19 +12,19 @@ import { InvalidGrantError, InvalidTokenError } from "@modelcontextprotocol/sdk/
 
 const [clients, codes, tokens, refreshes, grants] = [new Map(), new Map(), new Map(), new Map(), []];
 
-function take(from, secret) {
+function remove(from, secret) {
   const found = from.get(secret);
   if (!found) throw new InvalidGrantError("it is not known");
   from.delete(secret);
   return found;
 }
 
-function give(clientId, scopes, resource) {
+function issue(clientId, scopes, resource) {
   const [access, refresh] = [randomUUID(), randomUUID()];
   tokens.set(access, { token: access, clientId, scopes, resource, expiresAt: Date.now() / 1000 + 3600 });
   refreshes.set(refresh, { scopes, resource });
-  const said = { access_token: access, token_type: "bearer", expires_in: 3600, refresh_token: refresh };
-  return { ...said, scope: scopes.join(" ") };
+  const response = { access_token: access, token_type: "bearer", expires_in: 3600, refresh_token: refresh };
+  return { ...response, scope: scopes.join(" ") };
 }
 
 const provider = {
@@ -49,14 +49,14 @@ const provider = {
     return asked.codeChallenge;
   },
   async exchangeAuthorizationCode(client, code) {
-    const asked = take(codes, code);
+    const asked = remove(codes, code);
     grants.push("authorization_code");
-    return give(client.client_id, asked.scopes ?? [], asked.resource);
+    return issue(client.client_id, asked.scopes ?? [], asked.resource);
   },
   async exchangeRefreshToken(client, refresh, scopes) {
-    const old = take(refreshes, refresh);
+    const old = remove(refreshes, refresh);
     grants.push("refresh_token");
-    return give(client.client_id, scopes ?? old.scopes, old.resource);
+    return issue(client.client_id, scopes ?? old.scopes, old.resource);
   },
   async verifyAccessToken(token) {
     const found = tokens.get(token);
@@ -65,10 +65,10 @@ const provider = {
   },
 };
 
-function made() {
+function makeServer() {
   const server = new McpServer({ name: "notes", version: "1" });
-  const said = (text) => ({ content: [{ type: "text", text }] });
-  const tool = (name, run) => server.registerTool(name, {}, (extra) => said(run(extra)));
+  const result = (text) => ({ content: [{ type: "text", text }] });
+  const tool = (name, run) => server.registerTool(name, {}, (extra) => result(run(extra)));
   tool("who", ({ authInfo }) => authInfo.scopes.join(" "));
   tool("audience", ({ authInfo }) => authInfo.resource.href);
   tool("expire", () => {
@@ -91,7 +91,7 @@ const http = createServer(app).listen(0, "127.0.0.1", () => {
   const resourceMetadataUrl = getOAuthProtectedResourceMetadataUrl(resource);
   app.all("/mcp", requireBearerAuth({ verifier: provider, requiredScopes: scopes, resourceMetadataUrl }), async (request, response) => {
     const transport = new StreamableHTTPServerTransport({ sessionIdGenerator: undefined });
-    await made().connect(transport);
+    await makeServer().connect(transport);
     await transport.handleRequest(request, response);
   });
   console.error(`running on ${origin}`);

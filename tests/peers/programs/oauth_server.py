@@ -1,7 +1,7 @@
-"""A protected server by the official Python SDK 1.x or 2.x, and the authorization server that the SDK makes of a
+"""A protected server with the official Python SDK 1.x or 2.x, and the authorization server that the SDK builds from a
 provider: ``oauth_server.py together|apart``, at one origin or at two.
 
-Its user agrees to everything at once.  It says on standard error where the MCP server is.
+It allows each authorization request without a page.  It prints the URL of the MCP server on standard error.
 """
 
 from __future__ import annotations
@@ -130,13 +130,13 @@ def server_of(issuer: str, origin: str, together: bool) -> Any:
 
     @server.tool()
     def expire() -> str:
-        """All access tokens are at their end; which grants there were so far."""
+        """Revoke all access tokens; return the grants of all token requests so far."""
         provider.tokens.clear()
         return " ".join(provider.grants)
 
     @server.tool()
     def forget() -> str:
-        """The authorization server has lost everything."""
+        """Delete all clients and tokens of the authorization server."""
         provider.forget()
         return "forgotten"
 

@@ -1,7 +1,7 @@
-"""What the first release of the official Python SDK sees of a server: ``python0.py TARGET stdio|sse [behaviour ...]``.
+"""A client of the first release of the official Python SDK: ``python0.py TARGET stdio|sse [behaviour ...]``.
 
-It speaks 2024-11-05 and nothing else.  It has no way to ask for progress or to cancel, no structured results, no
-templates in its interface, and puts a cursor where no server looks for it; what it is told and asked comes on a stream.
+It supports only 2024-11-05.  It cannot request progress or cancel a call, has neither structured results nor a method
+for templates, and puts the cursor into the wrong place of a request.  Messages from the server arrive on a stream.
 """
 
 from __future__ import annotations
@@ -18,8 +18,8 @@ from mcp.client.session import ClientSession
 from mcp.client.sse import sse_client
 from mcp.client.stdio import StdioServerParameters, stdio_client
 from pydantic import AnyUrl
-from report import Latest, Logs, Report, wire
-from visit import ROOTS, Client, Json, Visit, heard
+from report import Logs, Received, Report, wire
+from visit import ROOTS, Client, Json, Visit, changes_by_subscription
 
 
 class Python0(Client):
@@ -28,7 +28,7 @@ class Python0(Client):
     def __init__(self, session: ClientSession, initialized: types.InitializeResult) -> None:
         self.session = session
         self.initialized = initialized
-        self.told = Latest()
+        self.notifications = Received()
         self.logs = Logs()
 
     async def listen(self) -> None:
@@ -37,8 +37,8 @@ class Python0(Client):
                 if isinstance(message.root, types.LoggingMessageNotification):
                     params = message.root.params
                     self.logs.add(params.level, params.logger, params.data)
-                self.told.add(message)
-            else:  # the one request that it may get is for its roots
+                self.notifications.add(message)
+            else:  # the only request that it can get is roots/list
                 await message.respond(types.ClientResult(types.ListRootsResult.model_validate({"roots": ROOTS})))
 
     def opened(self) -> list[str | None]:
@@ -66,7 +66,9 @@ class Python0(Client):
 
     def changes(self, of: str) -> AbstractAsyncContextManager[Callable[[], Awaitable[Any]]]:
         subscribe, unsubscribe = self.session.subscribe_resource, self.session.unsubscribe_resource
-        return heard(self.told, of, lambda: subscribe(AnyUrl(of)), lambda: unsubscribe(AnyUrl(of)))
+        return changes_by_subscription(
+            self.notifications, of, lambda: subscribe(AnyUrl(of)), lambda: unsubscribe(AnyUrl(of))
+        )
 
     async def logged(self) -> list[str]:
         await self.session.set_logging_level("notice")

@@ -1,4 +1,4 @@
-"""What the official Python SDK 1.x sees of a server: ``python1.py TARGET stdio|session|sse|ws [behaviour ...]``."""
+"""A client of the official Python SDK 1.x: ``python1.py TARGET stdio|session|sse|ws [behaviour ...]``."""
 
 from __future__ import annotations
 
@@ -14,20 +14,20 @@ import anyio
 import mcp.types as types
 from mcp.client.session import ClientSession
 from pydantic import AnyUrl
-from report import Latest, Logs, Report, wire
-from visit import FILLED_IN, ROOTS, Client, Json, Visit, heard, sampled
+from report import Logs, Received, Report, wire
+from visit import FILLED_IN, ROOTS, Client, Json, Visit, changes_by_subscription, sampled
 
-warnings.simplefilter("ignore", DeprecationWarning)  # of what the newer of them have in other words
+warnings.simplefilter("ignore", DeprecationWarning)  # newer versions deprecate names of older ones
 
 
 class Python1(Client):
     def __init__(self) -> None:
         self.logs = Logs()
-        self.told = Latest()
+        self.notifications = Received()
         self.session: ClientSession
         self.initialized: types.InitializeResult
 
-    # What the server may ask, and tell.
+    # Requests and notifications of the server.
 
     async def sample(self, _: Any, params: types.CreateMessageRequestParams) -> types.CreateMessageResult:
         return types.CreateMessageResult.model_validate(sampled(params.messages[0].content.text))
@@ -41,11 +41,11 @@ class Python1(Client):
     async def log(self, params: types.LoggingMessageNotificationParams) -> None:
         self.logs.add(params.level, params.logger, params.data)
 
-    async def heard(self, message: Any) -> None:
+    async def on_message(self, message: Any) -> None:
         if isinstance(message, types.ServerNotification):
-            self.told.add(message)
+            self.notifications.add(message)
 
-    # What is looked at.
+    # The behaviours.
 
     def opened(self) -> list[str | None]:
         return [self.initialized.protocolVersion, self.initialized.instructions]
@@ -71,14 +71,16 @@ class Python1(Client):
         return result.completion.values
 
     async def stop(self) -> None:
-        """This SDK has no call that cancels: one sends the notification."""
+        """This SDK has no method that cancels a request; a program sends the notification."""
         params = types.CancelledNotificationParams(requestId=self.session._request_id - 1, reason="enough")
         notification = types.CancelledNotification(method="notifications/cancelled", params=params)
         await self.session.send_notification(types.ClientNotification(notification))
 
     def changes(self, of: str) -> AbstractAsyncContextManager[Callable[[], Awaitable[Any]]]:
         subscribe, unsubscribe = self.session.subscribe_resource, self.session.unsubscribe_resource
-        return heard(self.told, of, lambda: subscribe(AnyUrl(of)), lambda: unsubscribe(AnyUrl(of)))
+        return changes_by_subscription(
+            self.notifications, of, lambda: subscribe(AnyUrl(of)), lambda: unsubscribe(AnyUrl(of))
+        )
 
     async def logged(self) -> list[str]:
         await self.session.set_logging_level("notice")
@@ -87,7 +89,7 @@ class Python1(Client):
 
 
 def _has_context(complete: Any) -> bool:
-    """Which came with 2025-06-18."""
+    """Whether this version has the context of completions, which came with 2025-06-18."""
     return "context_arguments" in inspect.signature(complete).parameters
 
 
@@ -121,7 +123,7 @@ async def main(target: str, way: str, *wanted: str) -> None:
     async with (
         transport(target, way) as streams,
         ClientSession(
-            *streams[:2], **callbacks, logging_callback=client.log, message_handler=client.heard
+            *streams[:2], **callbacks, logging_callback=client.log, message_handler=client.on_message
         ) as client.session,
     ):
         client.initialized = await client.session.initialize()

@@ -1,6 +1,6 @@
-"""What the official Python SDK 2.x sees of a server: ``python2.py TARGET WAY [behaviour ...]``.
+"""A client of the official Python SDK 2.x: ``python2.py TARGET WAY [behaviour ...]``.
 
-The ways are stdio, session and sse, which open with a handshake, and stdio-modern and modern, which do not.
+The ways stdio, session and sse open with a handshake; stdio-modern and modern do not.
 """
 
 from __future__ import annotations
@@ -19,20 +19,20 @@ from mcp.client import Client as Sdk
 from mcp.client.sse import sse_client
 from mcp.client.stdio import StdioServerParameters, stdio_client
 from mcp.shared.exceptions import MCPDeprecationWarning
-from report import Latest, Logs, Report, wire
-from visit import FILLED_IN, ROOTS, Client, Json, Visit, heard, listened, sampled
+from report import Logs, Received, Report, wire
+from visit import FILLED_IN, ROOTS, Client, Json, Visit, changes_by_listen, changes_by_subscription, sampled
 
-warnings.simplefilter("ignore", MCPDeprecationWarning)  # of what the older revisions still have
+warnings.simplefilter("ignore", MCPDeprecationWarning)  # features that only older revisions have
 
 
 class Python2(Client):
     def __init__(self, modern: bool) -> None:
         self.modern = modern
         self.logs = Logs()
-        self.told = Latest()
+        self.notifications = Received()
         self.sdk: Sdk
 
-    # What the server may ask, and tell.
+    # Requests and notifications of the server.
 
     async def sample(self, _: Any, params: types.CreateMessageRequestParams) -> types.CreateMessageResult:
         return types.CreateMessageResult.model_validate(sampled(params.messages[0].content.text))
@@ -46,11 +46,11 @@ class Python2(Client):
     async def log(self, params: types.LoggingMessageNotificationParams) -> None:
         self.logs.add(params.level, params.logger, params.data)
 
-    async def heard(self, message: Any) -> None:
+    async def on_message(self, message: Any) -> None:
         if isinstance(message, types.ServerNotification):
-            self.told.add(message)
+            self.notifications.add(message)
 
-    # What is looked at.
+    # The behaviours.
 
     def opened(self) -> list[str | None]:
         return [self.sdk.protocol_version, self.sdk.instructions]
@@ -76,9 +76,9 @@ class Python2(Client):
 
     def changes(self, of: str) -> AbstractAsyncContextManager[Callable[[], Awaitable[Any]]]:
         if self.modern:
-            return listened(self.sdk.listen, of)
+            return changes_by_listen(self.sdk.listen, of)
         subscribe, unsubscribe = self.sdk.subscribe_resource, self.sdk.unsubscribe_resource
-        return heard(self.told, of, partial(subscribe, of), partial(unsubscribe, of))
+        return changes_by_subscription(self.notifications, of, partial(subscribe, of), partial(unsubscribe, of))
 
     async def logged(self) -> list[str]:
         if self.modern:
@@ -110,7 +110,7 @@ async def main(target: str, way: str, *wanted: str) -> None:
         elicitation_callback=client.elicit,
         list_roots_callback=client.roots,
         logging_callback=client.log,
-        message_handler=client.heard,
+        message_handler=client.on_message,
     ) as client.sdk:
         await Visit(client, report).all()
     report.tell("end", "clean")

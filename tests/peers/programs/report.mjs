@@ -1,18 +1,18 @@
-// What the programs for the official TypeScript SDKs have in common: looking at one behaviour after another, and telling.
-// Each line of the output is a JSON object, {"behaviour": ..., "seen": ...}; what a client threw is seen as well.
+// Common code of the programs for the official TypeScript SDKs: try one behaviour after another, and print the results.
+// Each line of the output is a JSON object, {"behaviour": ..., "seen": ...}.  An exception of a client is a result, too.
 
-// What each kind of text does to a frame: quotes, line ends of every kind (U+2028 and friends end a line for some who
-// read event streams), astral characters, and control characters that JSON must escape.
+// Characters that can break a frame: quotes, all kinds of line ends (U+2028 and similar characters end a line for some
+// readers of event streams), astral characters, and control characters that JSON must escape.
 export const ODD = 'quote " backslash \\ é 東京 🦜 \u2028\u2029\u0085\u000b\u000c \r\n\t\x01\x7f end';
 export const LARGE = "0123456789 æøå 東京 🦜\n".repeat(29_000); // close to a million bytes
 const PATIENCE = 60_000; // milliseconds for one behaviour, on a busy machine
-export const KEPT = 300_000; // milliseconds that a server keeps a connection which is not used; see report.py
+export const KEEP_ALIVE = 300_000; // milliseconds for which a server keeps an unused connection; see report.py
 
 export function tell(behaviour, seen) {
   process.stdout.write(JSON.stringify({ behaviour, seen }) + "\n");
 }
 
-// Looks at the behaviours that are named; at all, if none is; but never at one that is named with a minus before it.
+// Tries the named behaviours, or all of them if the list has no name.  A name with a minus before it is left out.
 export function reporter(named) {
   const wanted = named.filter((each) => !each.startsWith("-"));
   return async (behaviour, at) => {
@@ -31,15 +31,14 @@ export function reporter(named) {
   };
 }
 
-// From now on, where an SDK would give a server two seconds to end with its input, it has as long as a behaviour may take:
-// that it needs longer on a busy machine is no reason for a signal.
-export function patient() {
+// An SDK waits two seconds for a server to exit after the end of its input, then sends a signal.  After this call it
+// waits as long as for a behaviour, because on a busy machine a server may need longer than two seconds.
+export function allowSlowExit() {
   const usual = globalThis.setTimeout;
   globalThis.setTimeout = (then, wait, ...more) => usual(then, wait === 2_000 ? PATIENCE : wait, ...more);
 }
 
-// How the call was refused: by the code of an error, or by a result that says so; or what it gave instead, for the table
-// to show.
+// The code of the error of this call, or "isError"; if the call is not refused, its result, for the table.
 export async function refused(call) {
   try {
     const result = await call;
@@ -49,8 +48,8 @@ export async function refused(call) {
   }
 }
 
-// What a callback was told, to be waited for.
-export class Latest {
+// The arguments of a callback, and a way to wait for them.
+export class Received {
   seen = [];
   waiting = [];
 
@@ -59,9 +58,9 @@ export class Latest {
     for (const wake of this.waiting.splice(0)) wake();
   }
 
-  async some(which) {
+  async first(matches) {
     for (;;) {
-      const found = this.seen.find(which);
+      const found = this.seen.find(matches);
       if (found) return found;
       await new Promise((wake) => this.waiting.push(wake));
     }

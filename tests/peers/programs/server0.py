@@ -1,6 +1,6 @@
-"""The server with one of everything by the first release of the official Python SDK: ``server0.py stdio|sse|ws``.
+"""The everything server with the first release of the official Python SDK: ``server0.py stdio|sse|ws``.
 
-It ends when its first message is one that it does not know, takes one request after another, and cancels none.
+It exits if its first message is unknown to it.  It handles one request after another, and cannot cancel them.
 """
 
 import base64
@@ -15,9 +15,9 @@ from mcp.server import NotificationOptions, Server
 from mcp.server.sse import SseServerTransport
 from mcp.server.stdio import stdio_server
 from mcp.server.websocket import websocket_server
-from report import KEPT
+from report import KEEP_ALIVE
 
-# Its end is written otherwise in the base64 of URLs, which this release takes for that of the protocol.
+# The last bytes have different forms in base64 and base64url.  This release encodes resources in base64url by mistake.
 PNG = (
     base64.b64decode("iVBORw0KGgoAAAANSUhEUgAAAAEAAAABCAIAAACQd1PeAAAADElEQVR42mO4JGcEAALoASNSXim9AAAAAElFTkSuQmCC")
     + b"\xfb\xff\xbf"
@@ -35,8 +35,8 @@ def session() -> Any:
     return server.request_context.session
 
 
-def text(said: str) -> types.TextContent:
-    return types.TextContent(type="text", text=said)
+def text(words: str) -> types.TextContent:
+    return types.TextContent(type="text", text=words)
 
 
 def with_dynamic(kind: str, names: Any) -> list[str]:
@@ -133,7 +133,7 @@ async def call_tool(name: str, arguments: dict[str, Any]) -> list[types.TextCont
     return [text(await tool(**arguments))]
 
 
-# Resources: texts, and a picture of which it does not say that it is one.
+# Resources: texts, and a picture without its MIME type.
 
 RESOURCES = {
     "test://static-text": "This is the content of the static text resource.",
@@ -153,7 +153,7 @@ async def read_resource(uri: Any) -> str | bytes:
     return RESOURCES[str(uri)]
 
 
-# Prompts, each with its arguments and what is said.
+# Prompts, each with its arguments and its messages.
 
 
 def embedded(uri: str) -> types.EmbeddedResource:
@@ -212,7 +212,7 @@ async def run(streams: Any) -> None:
     await server.run(*streams, server.create_initialization_options(changing))
 
 
-async def by_pipe() -> None:
+async def over_stdio() -> None:
     async with stdio_server() as streams:
         await run(streams)
 
@@ -238,7 +238,7 @@ async def by_websocket(scope: Any, receive: Any, send: Any) -> None:
 
 if __name__ == "__main__":
     if sys.argv[1] == "stdio":
-        anyio.run(by_pipe)
+        anyio.run(over_stdio)
     else:
         app = by_sse if sys.argv[1] == "sse" else by_websocket
-        uvicorn.run(app, port=0, ws_max_size=2**24, lifespan="off", timeout_keep_alive=KEPT)
+        uvicorn.run(app, port=0, ws_max_size=2**24, lifespan="off", timeout_keep_alive=KEEP_ALIVE)

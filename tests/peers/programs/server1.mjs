@@ -1,11 +1,11 @@
-// The server with one of everything by the official TypeScript SDK 1.x: server1.mjs stdio|session|sse
-// It is a `Server`, as in the first releases, and thus has a handler for each request.  Those releases do not know
-// streamable HTTP, nor on which stream of a call to send what belongs to it.
+// The everything server with the official TypeScript SDK 1.x: server1.mjs stdio|session|sse
+// It is a `Server`, as in the first releases, and has a handler for each request.  Those releases do not support
+// streamable HTTP, and cannot send a message on the stream of a call.
 
 import { randomUUID } from "node:crypto";
 import { Server } from "@modelcontextprotocol/sdk/server/index.js";
 import * as types from "@modelcontextprotocol/sdk/types.js";
-import * as offered from "./offered.mjs";
+import * as common from "./server_common.mjs";
 
 const PAGE = 2;
 const shown = { tools: false, resources: false, prompts: false };
@@ -15,31 +15,31 @@ function schema(types = {}) {
   return { type: "object", properties, required: Object.keys(types) };
 }
 
-// Each with the types of its arguments, and what it does on a connection.
+// Each tool has the types of its arguments, its function, and perhaps its output schema.
 const TOOLS = {
-  test_simple_text: [{}, () => offered.said("This is a simple text response for testing.")],
+  test_simple_text: [{}, () => common.textResult("This is a simple text response for testing.")],
   interop_echo: [
     { text: "string", delay_ms: "integer" },
     async ({ text, delay_ms }) => {
-      await offered.pause(delay_ms);
-      return offered.said(text);
+      await common.pause(delay_ms);
+      return common.textResult(text);
     },
   ],
   interop_structured: [
     { a: "number", b: "number" },
-    (args) => ({ ...offered.said(JSON.stringify(offered.sum(args))), structuredContent: offered.sum(args) }),
+    (args) => ({ ...common.textResult(JSON.stringify(common.sum(args))), structuredContent: common.sum(args) }),
     schema({ sum: "number", label: "string" }),
   ],
   test_error_handling: [
     {},
-    () => ({ ...offered.said("This tool intentionally returns an error for testing"), isError: true }),
+    () => ({ ...common.textResult("This tool intentionally returns an error for testing"), isError: true }),
   ],
   interop_check: [
     { count: "integer", label: "string" },
     ({ count, label }) => {
-      if (Number.isInteger(count)) return offered.said(`${label}x${count}`);
-      // Each revision has it in its own way.
-      if (types.LATEST_PROTOCOL_VERSION >= "2025-11-25") return { ...offered.said("no count"), isError: true };
+      if (Number.isInteger(count)) return common.textResult(`${label}x${count}`);
+      // 2025-11-25 asks for a result with isError, older revisions for an error.
+      if (types.LATEST_PROTOCOL_VERSION >= "2025-11-25") return { ...common.textResult("no count"), isError: true };
       throw new types.McpError(types.ErrorCode.InvalidParams, "no count");
     },
   ],
@@ -48,34 +48,34 @@ const TOOLS = {
     async (_, { progress }) => {
       for (const done of [0, 50, 100]) {
         await progress(done, 100);
-        await offered.pause(20);
+        await common.pause(20);
       }
-      return offered.said("Progress was reported.");
+      return common.textResult("Progress was reported.");
     },
   ],
   interop_wait: [
     { seconds: "number", tag: "string" },
     async (args, { progress, signal }) => {
-      const waited = offered.wait(args, signal);
+      const waited = common.wait(args, signal);
       await progress(0, args.seconds);
       return waited;
     },
   ],
-  interop_cancelled: [{}, () => offered.said(JSON.stringify(offered.left))],
+  interop_cancelled: [{}, () => common.textResult(JSON.stringify(common.cancelledTags))],
   interop_log: [
     {},
     async (_, { tell, connection }) => {
-      for (const level of offered.LEVELS.slice(offered.LEVELS.indexOf(connection.level))) {
+      for (const level of common.LEVELS.slice(common.LEVELS.indexOf(connection.level))) {
         await tell("notifications/message", { level, logger: "interop", data: { level } });
       }
-      return offered.said("logged");
+      return common.textResult("logged");
     },
   ],
   interop_touch: [
     { uri: "string" },
     async ({ uri }, { server, connection }) => {
       if (connection.subscribed.has(uri)) await server.sendResourceUpdated({ uri });
-      return offered.said("touched");
+      return common.textResult("touched");
     },
   ],
   interop_toggle: [
@@ -83,29 +83,29 @@ const TOOLS = {
     async ({ kind, on }, { server }) => {
       shown[kind] = on;
       await server.notification({ method: `notifications/${kind}/list_changed` });
-      return offered.said(on ? "on" : "off");
+      return common.textResult(on ? "on" : "off");
     },
   ],
   test_sampling: [
     { prompt: "string" },
     async ({ prompt }, { ask }) => {
-      const params = { messages: [offered.user(offered.text(prompt))], maxTokens: 100 };
+      const params = { messages: [common.user(common.text(prompt))], maxTokens: 100 };
       const { content } = await ask("sampling/createMessage", params, types.CreateMessageResultSchema);
-      return offered.said(`LLM response: ${content.text}`);
+      return common.textResult(`LLM response: ${content.text}`);
     },
   ],
   test_elicitation: [
     { message: "string" },
     async ({ message }, { ask }) => {
-      const params = { message, requestedSchema: offered.REPLY };
-      return offered.told(await ask("elicitation/create", params, types.ElicitResultSchema));
+      const params = { message, requestedSchema: common.REPLY };
+      return common.elicitationResult(await ask("elicitation/create", params, types.ElicitResultSchema));
     },
   ],
   interop_roots: [
     {},
     async (_, { ask }) => {
       const { roots } = await ask("roots/list", {}, types.ListRootsResultSchema);
-      return offered.said(roots.map(({ uri }) => uri).join(","));
+      return common.textResult(roots.map(({ uri }) => uri).join(","));
     },
   ],
 };
@@ -126,12 +126,12 @@ function tools() {
 }
 
 function resources() {
-  const all = { ...offered.RESOURCES, ...(shown.resources && { "test://interop-dynamic": offered.DYNAMIC }) };
+  const all = { ...common.RESOURCES, ...(shown.resources && { "test://interop-dynamic": common.DYNAMIC }) };
   return Object.entries(all).map(([uri, { mimeType }]) => ({ uri, name: uri.slice(7), mimeType }));
 }
 
 function prompts() {
-  const named = Object.entries(offered.PROMPTS).map(([name, [args]]) => ({
+  const named = Object.entries(common.PROMPTS).map(([name, [args]]) => ({
     name,
     arguments: args.map((each) => ({ name: each, required: true })),
   }));
@@ -140,18 +140,18 @@ function prompts() {
 
 function contents(uri) {
   const id = /^test:\/\/template\/(.*)\/data$/.exec(uri)?.[1];
-  const found = id ? offered.item(id) : offered.RESOURCES[uri];
+  const found = id ? common.item(id) : common.RESOURCES[uri];
   if (!found) throw new types.McpError(-32002, `there is no ${uri}`);
   return { contents: [{ uri, ...found }] };
 }
 
 function prompt({ name, arguments: args }) {
-  if (!(name in offered.PROMPTS)) throw new types.McpError(types.ErrorCode.InvalidParams, `there is no ${name}`);
-  return { messages: offered.PROMPTS[name][1](args) };
+  if (!(name in common.PROMPTS)) throw new types.McpError(types.ErrorCode.InvalidParams, `there is no ${name}`);
+  return { messages: common.PROMPTS[name][1](args) };
 }
 
-// What a tool is given besides its arguments: its server, what that knows of the client, and ways to speak to it.
-function surroundings(server, connection, meta, extra) {
+// The second argument of a tool: its server, the state of the connection, and functions that send messages to the client.
+function contextOf(server, connection, meta, extra) {
   const send = extra.sendNotification ?? ((notification) => server.notification(notification));
   const request = extra.sendRequest ?? ((asked, result) => server.request(asked, result));
   const tell = (method, params) => send({ method, params });
@@ -167,7 +167,7 @@ function surroundings(server, connection, meta, extra) {
 }
 
 function handleContent(server) {
-  const templates = [{ uriTemplate: offered.TEMPLATE, name: "item", mimeType: "application/json" }];
+  const templates = [{ uriTemplate: common.TEMPLATE, name: "item", mimeType: "application/json" }];
   const lists = [
     ["tools", types.ListToolsRequestSchema, tools],
     ["resources", types.ListResourcesRequestSchema, resources],
@@ -180,7 +180,7 @@ function handleContent(server) {
   server.setRequestHandler(types.ReadResourceRequestSchema, ({ params }) => contents(params.uri));
   server.setRequestHandler(types.GetPromptRequestSchema, ({ params }) => prompt(params));
   server.setRequestHandler(types.CompleteRequestSchema, ({ params: { argument, context } }) => ({
-    completion: { values: offered.completed(argument.name, argument.value, context) },
+    completion: { values: common.completions(argument.name, argument.value, context) },
   }));
 }
 
@@ -188,7 +188,7 @@ function handleConnection(server) {
   const connection = { level: "debug", subscribed: new Set() };
   server.setRequestHandler(types.CallToolRequestSchema, ({ params: { name, arguments: args, _meta } }, extra) => {
     if (!(name in TOOLS)) throw new types.McpError(types.ErrorCode.InvalidParams, `there is no ${name}`);
-    return TOOLS[name][1](args ?? {}, surroundings(server, connection, _meta, extra));
+    return TOOLS[name][1](args ?? {}, contextOf(server, connection, _meta, extra));
   });
   server.setRequestHandler(types.SubscribeRequestSchema, ({ params }) => {
     connection.subscribed.add(params.uri);
@@ -204,8 +204,8 @@ function handleConnection(server) {
   });
 }
 
-// A server has one connection.
-function made() {
+// Each connection has a server of its own.
+function makeServer() {
   const lists = { listChanged: true };
   const resources = { ...lists, subscribe: true };
   const capabilities = { tools: lists, resources, prompts: lists, logging: {}, completions: {} };
@@ -215,26 +215,26 @@ function made() {
   return server;
 }
 
-async function bySession() {
+async function overHttp() {
   const { StreamableHTTPServerTransport } = await import("@modelcontextprotocol/sdk/server/streamableHttp.js");
   const sessions = new Map();
-  offered.listen(async (request, response) => {
+  common.listen(async (request, response) => {
     let transport = sessions.get(request.headers["mcp-session-id"]);
     if (!transport) {
       transport = new StreamableHTTPServerTransport({
         sessionIdGenerator: randomUUID,
         onsessioninitialized: (id) => sessions.set(id, transport),
       });
-      await made().connect(transport);
+      await makeServer().connect(transport);
     }
     await transport.handleRequest(request, response);
   });
 }
 
-async function bySse() {
+async function overSse() {
   const { SSEServerTransport } = await import("@modelcontextprotocol/sdk/server/sse.js");
   const sessions = new Map();
-  offered.listen(async (request, response, url) => {
+  common.listen(async (request, response, url) => {
     const opened = sessions.get(url.searchParams.get("sessionId"));
     if (opened) {
       await opened.handlePostMessage(request, response);
@@ -243,14 +243,14 @@ async function bySse() {
     } else {
       const transport = new SSEServerTransport("/messages", response);
       sessions.set(transport.sessionId, transport);
-      await made().connect(transport);
+      await makeServer().connect(transport);
     }
   });
 }
 
-async function byPipe() {
+async function overStdio() {
   const { StdioServerTransport } = await import("@modelcontextprotocol/sdk/server/stdio.js");
-  await made().connect(new StdioServerTransport());
+  await makeServer().connect(new StdioServerTransport());
 }
 
-await { stdio: byPipe, session: bySession, sse: bySse }[process.argv[2]]();
+await { stdio: overStdio, session: overHttp, sse: overSse }[process.argv[2]]();

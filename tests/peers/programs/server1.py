@@ -1,7 +1,7 @@
-"""The server with one of everything by the official Python SDK 1.x: ``server1.py stdio|session|sse|ws``.
+"""The everything server with the official Python SDK 1.x: ``server1.py stdio|session|sse|ws``.
 
-It is a `FastMCP`, as most servers are.  For what that has no room for, there is the server beneath it, which is what
-its users take; what that cannot do either is left out.  Older ones cannot read hints that are strings.
+It is a `FastMCP`, like most servers.  Features that `FastMCP` lacks use its low-level server, as its users do; features
+that the low-level server lacks, too, are cancelled_tags out.  Older versions cannot read annotations that are strings.
 """
 
 import base64
@@ -18,20 +18,20 @@ from mcp.server.fastmcp.prompts import Prompt
 from mcp.server.fastmcp.resources import TextResource
 from mcp.server.lowlevel import NotificationOptions
 from pydantic import BaseModel, Field
-from report import KEPT
+from report import KEEP_ALIVE
 
 PNG = base64.b64decode("iVBORw0KGgoAAAANSUhEUgAAAAEAAAABCAIAAACQd1PeAAAADElEQVR42mO4JGcEAALoASNSXim9AAAAAElFTkSuQmCC")
 IMAGE = types.ImageContent(type="image", data=base64.b64encode(PNG).decode(), mimeType="image/png")
 LEVELS = ("debug", "info", "notice", "warning", "error")
 
 server = FastMCP("peer", "interop fixture", port=0, log_level="WARNING")
-beneath = server._mcp_server
-# Else it says that no list ever changes.
-beneath.create_initialization_options = partial(  # type: ignore[method-assign]
-    beneath.create_initialization_options,
+lowlevel_server = server._mcp_server
+# Without this the server declares that its lists never change.
+lowlevel_server.create_initialization_options = partial(  # type: ignore[method-assign]
+    lowlevel_server.create_initialization_options,
     NotificationOptions(prompts_changed=True, resources_changed=True, tools_changed=True),
 )
-left: list[str] = []  # the tags of waits that were cancelled
+cancelled_tags: list[str] = []  # the tags of waits that were cancelled
 wanted = {"level": "debug"}
 
 
@@ -64,7 +64,7 @@ def interop_structured(a: int, b: int) -> Sum:
 
 
 @server.tool()
-def half(number: int) -> Optional[int]:  # noqa: UP045  # as they are written
+def half(number: int) -> Optional[int]:  # noqa: UP045  # the form that most servers use
     return number // 2 if number % 2 == 0 else None
 
 
@@ -82,7 +82,7 @@ def interop_check(count: Annotated[int, Field(ge=1, le=10)], label: str) -> str:
 async def test_tool_with_progress(ctx: Context) -> str:
     for done in (0, 50, 100):
         await ctx.report_progress(done, 100)
-    # By HTTP they take another way than the result, which must not be there first: who answers this has read them.
+    # Over HTTP the reports use another stream than the result.  The ping makes sure that the client has them first.
     await ctx.session.send_ping()
     return "Progress was reported."
 
@@ -93,14 +93,14 @@ async def interop_wait(seconds: float, tag: str, ctx: Context) -> str:
     try:
         await anyio.sleep(seconds)
     except anyio.get_cancelled_exc_class():
-        left.append(tag)
+        cancelled_tags.append(tag)
         raise
     return f"waited {tag}"
 
 
 @server.tool()
 def interop_cancelled() -> str:
-    return json.dumps(left)
+    return json.dumps(cancelled_tags)
 
 
 @server.tool()
@@ -138,9 +138,9 @@ async def interop_toggle(kind: Literal["tools", "resources", "prompts"], on: boo
 
 @server.tool()
 async def test_sampling(prompt: str, ctx: Context) -> str:
-    said = types.TextContent(type="text", text=prompt)
+    question = types.TextContent(type="text", text=prompt)
     answer = await ctx.session.create_message(
-        [types.SamplingMessage(role="user", content=said)], max_tokens=100, related_request_id=ctx.request_id
+        [types.SamplingMessage(role="user", content=question)], max_tokens=100, related_request_id=ctx.request_id
     )
     return f"LLM response: {answer.content.text}"
 
@@ -206,15 +206,15 @@ def test_prompt_with_image() -> Any:
     return [{"role": "user", "content": IMAGE}, {"role": "user", "content": "Please analyze it."}]
 
 
-# What the server beneath is told directly.
+# Handlers of the low-level server.
 
 
-@beneath.set_logging_level()
+@lowlevel_server.set_logging_level()
 async def set_logging_level(level: types.LoggingLevel) -> None:
     wanted["level"] = level
 
 
-@beneath.completion()
+@lowlevel_server.completion()
 async def complete(ref: Any, argument: Any, context: Any = None) -> types.Completion:
     known = ["1", "12", "2"]
     if argument.name == "arg1":
@@ -231,7 +231,7 @@ async def by_websocket(scope: Any, receive: Any, send: Any) -> None:
     from mcp.server.websocket import websocket_server
 
     async with websocket_server(scope, receive, send) as (read, write):
-        await beneath.run(read, write, beneath.create_initialization_options())
+        await lowlevel_server.run(read, write, lowlevel_server.create_initialization_options())
 
 
 def main(way: str) -> None:
@@ -241,7 +241,7 @@ def main(way: str) -> None:
         uvicorn.run(by_websocket, port=0, ws_max_size=2**24, lifespan="off")
     else:
         app = server.sse_app() if way == "sse" else server.streamable_http_app()
-        uvicorn.run(app, port=0, timeout_keep_alive=KEPT)
+        uvicorn.run(app, port=0, timeout_keep_alive=KEEP_ALIVE)
 
 
 if __name__ == "__main__":

@@ -1,7 +1,7 @@
-"""The server with one of everything by the official Python SDK 2.x: ``server2.py stdio|session|sse``.
+"""The everything server with the official Python SDK 2.x: ``server2.py stdio|session|sse``.
 
-It is an `MCPServer`; for the handshake of older revisions, to which that says less than it can do, there is the server
-beneath it.
+It is an `MCPServer`.  In the handshake of older revisions an `MCPServer` declares less than it supports; the program
+corrects this with the low-level server.
 """
 
 from __future__ import annotations
@@ -30,20 +30,20 @@ from mcp.server.mcpserver.exceptions import ToolError
 from mcp.server.mcpserver.prompts import Prompt
 from mcp.server.mcpserver.resources import TextResource
 from pydantic import BaseModel, Field
-from report import KEPT
+from report import KEEP_ALIVE
 
 PNG = base64.b64decode("iVBORw0KGgoAAAANSUhEUgAAAAEAAAABCAIAAACQd1PeAAAADElEQVR42mO4JGcEAALoASNSXim9AAAAAElFTkSuQmCC")
 LEVELS = ("debug", "info", "notice", "warning", "error")
 DYNAMIC = "test://interop-dynamic"
 
 server = MCPServer("peer", instructions="interop fixture", log_level="ERROR")
-beneath = server._lowlevel_server
-# Else it says that no list ever changes.
-beneath.create_initialization_options = partial(  # type: ignore[method-assign]
-    beneath.create_initialization_options,
+lowlevel_server = server._lowlevel_server
+# Without this the server declares that its lists never change.
+lowlevel_server.create_initialization_options = partial(  # type: ignore[method-assign]
+    lowlevel_server.create_initialization_options,
     NotificationOptions(prompts_changed=True, resources_changed=True, tools_changed=True),
 )
-left: list[str] = []  # the tags of waits that were cancelled
+cancelled_tags: list[str] = []  # the tags of waits that were cancelled
 wanted = {"level": "debug"}
 
 
@@ -76,7 +76,7 @@ def interop_structured(a: int, b: int) -> Sum:
 
 
 @server.tool()
-def half(number: int) -> Optional[int]:  # noqa: UP045  # as they are written
+def half(number: int) -> Optional[int]:  # noqa: UP045  # the form that most servers use
     return number // 2 if number % 2 == 0 else None
 
 
@@ -104,14 +104,14 @@ async def interop_wait(seconds: float, tag: str, ctx: Context) -> str:
     try:
         await anyio.sleep(seconds)
     except anyio.get_cancelled_exc_class():
-        left.append(tag)
+        cancelled_tags.append(tag)
         raise
     return f"waited {tag}"
 
 
 @server.tool()
 def interop_cancelled() -> str:
-    return json.dumps(left)
+    return json.dumps(cancelled_tags)
 
 
 @server.tool()
@@ -236,7 +236,7 @@ async def complete(ref: Any, argument: Any, context: Any) -> types.Completion:
     return types.Completion(values=[each for each in known if each.startswith(argument.value)])
 
 
-# What the server beneath is told directly.
+# Handlers of the low-level server.
 
 
 async def set_level(ctx: Any, params: types.SetLevelRequestParams) -> types.EmptyResult:
@@ -248,9 +248,9 @@ async def subscribe(ctx: Any, params: Any) -> types.EmptyResult:
     return types.EmptyResult()
 
 
-beneath.add_request_handler("logging/setLevel", types.SetLevelRequestParams, set_level)
-beneath.add_request_handler("resources/subscribe", types.SubscribeRequestParams, subscribe)
-beneath.add_request_handler("resources/unsubscribe", types.UnsubscribeRequestParams, subscribe)
+lowlevel_server.add_request_handler("logging/setLevel", types.SetLevelRequestParams, set_level)
+lowlevel_server.add_request_handler("resources/subscribe", types.SubscribeRequestParams, subscribe)
+lowlevel_server.add_request_handler("resources/unsubscribe", types.UnsubscribeRequestParams, subscribe)
 
 
 def main(way: str) -> None:
@@ -258,7 +258,7 @@ def main(way: str) -> None:
         server.run()
     else:
         app = server.sse_app() if way == "sse" else server.streamable_http_app()
-        uvicorn.run(app, port=0, timeout_keep_alive=KEPT)
+        uvicorn.run(app, port=0, timeout_keep_alive=KEEP_ALIVE)
 
 
 if __name__ == "__main__":

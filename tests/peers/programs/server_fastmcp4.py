@@ -1,4 +1,4 @@
-"""The server with one of everything by FastMCP 4: ``server_fastmcp4.py stdio|session|sse``."""
+"""The everything server with FastMCP 4: ``server_fastmcp4.py stdio|session|sse``."""
 
 import base64
 import json
@@ -14,14 +14,14 @@ from fastmcp.prompts import Message, Prompt
 from fastmcp.resources import TextResource
 from fastmcp.tools import Tool
 from pydantic import BaseModel, Field
-from report import KEPT
+from report import KEEP_ALIVE
 
 PNG = base64.b64decode("iVBORw0KGgoAAAANSUhEUgAAAAEAAAABCAIAAACQd1PeAAAADElEQVR42mO4JGcEAALoASNSXim9AAAAAElFTkSuQmCC")
 LEVELS = ("debug", "info", "notice", "warning", "error")
 DYNAMIC = "test://interop-dynamic"
 
 server = FastMCP("peer", "interop fixture", list_page_size=2)
-left: list[str] = []  # the tags of waits that were cancelled
+cancelled_tags: list[str] = []  # the tags of waits that were cancelled
 
 
 # Tools.
@@ -53,7 +53,7 @@ def interop_structured(a: int, b: int) -> Sum:
 
 
 @server.tool
-def half(number: int) -> Optional[int]:  # noqa: UP045  # as they are written
+def half(number: int) -> Optional[int]:  # noqa: UP045  # the form that most servers use
     return number // 2 if number % 2 == 0 else None
 
 
@@ -81,14 +81,14 @@ async def interop_wait(seconds: float, tag: str, ctx: Context) -> str:
     try:
         await anyio.sleep(seconds)
     except anyio.get_cancelled_exc_class():
-        left.append(tag)
+        cancelled_tags.append(tag)
         raise
     return f"waited {tag}"
 
 
 @server.tool
 def interop_cancelled() -> str:
-    return json.dumps(left)
+    return json.dumps(cancelled_tags)
 
 
 @server.tool
@@ -110,22 +110,22 @@ def interop_dynamic() -> str:
 
 @server.tool
 async def interop_toggle(kind: Literal["tools", "resources", "prompts"], on: bool, ctx: Context) -> str:
-    offered = server.local_provider
+    provider = server.local_provider
     if kind == "tools":
-        server.add_tool(Tool.from_function(interop_dynamic)) if on else offered.remove_tool("interop_dynamic")
+        server.add_tool(Tool.from_function(interop_dynamic)) if on else provider.remove_tool("interop_dynamic")
         await ctx.send_notification(types.ToolListChangedNotification())
     elif kind == "resources":
         there = TextResource(uri=DYNAMIC, name="interop-dynamic", text="there")
-        server.add_resource(there) if on else offered.remove_resource(DYNAMIC)
+        server.add_resource(there) if on else provider.remove_resource(DYNAMIC)
         await ctx.send_notification(types.ResourceListChangedNotification())
     else:
-        server.add_prompt(Prompt.from_function(interop_dynamic)) if on else offered.remove_prompt("interop_dynamic")
+        server.add_prompt(Prompt.from_function(interop_dynamic)) if on else provider.remove_prompt("interop_dynamic")
         await ctx.send_notification(types.PromptListChangedNotification())
     return "on" if on else "off"
 
 
 async def ask(ctx: Context, request: Any, answer: type[Any], go: Callable[[Any], str]) -> Any:
-    """As the revision has it: by a request, or by a result that has the question in it."""
+    """Send a request to the client, or, in 2026-07-28, return a result that contains the request."""
     if ctx.session.protocol_version != "2026-07-28":
         return go(await ctx.session.send_request(request, answer))
     if ctx.input_responses is None:
@@ -224,4 +224,4 @@ if __name__ == "__main__":
         server.run(show_banner=False)
     else:
         way = "sse" if sys.argv[1] == "sse" else "http"
-        server.run(way, port=0, show_banner=False, uvicorn_config={"timeout_keep_alive": KEPT})
+        server.run(way, port=0, show_banner=False, uvicorn_config={"timeout_keep_alive": KEEP_ALIVE})

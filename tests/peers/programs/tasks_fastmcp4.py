@@ -1,7 +1,7 @@
-"""Tasks of FastMCP 4: ``tasks_fastmcp4.py serve``, on stdio, or ``... serve modern``, over HTTP, or
-``... visit URL`` or ``... visit COMMAND ...``.
+"""Tasks of FastMCP 4: ``tasks_fastmcp4.py serve`` on stdio, ``... serve modern`` over HTTP, or ``... visit URL`` or
+``... visit COMMAND ...``.
 
-The visit prints one JSON object: what came of each tool that runs as a task.
+The visit prints one JSON object, with the outcome of each tool that runs as a task.
 """
 
 import json

@@ -1,7 +1,7 @@
-"""Tasks of the official Python SDK 1: ``tasks_python1.py serve``, on stdio, or ``... serve session``, over HTTP, or
+"""Tasks of the official Python SDK 1: ``tasks_python1.py serve`` on stdio, ``... serve session`` over HTTP, or
 ``... visit URL`` or ``... visit COMMAND ...``.
 
-The visit prints one JSON object: what came of each tool that runs as a task.
+The visit prints one JSON object, with the outcome of each tool that runs as a task.
 """
 
 import asyncio
@@ -28,7 +28,7 @@ from starlette.routing import Mount
 server: Server[Any] = Server("tasks")
 server.experimental.enable_tasks()
 FORM = {"type": "object", "properties": {"confirm": {"type": "boolean"}}, "required": ["confirm"]}
-TOOLS: Mapping[str, tuple[str, Mapping[str, str]]] = {  # how each runs, and its arguments
+TOOLS: Mapping[str, tuple[str, Mapping[str, str]]] = {  # the task support of each tool, and its arguments
     "greet": ("forbidden", {"name": "string"}),
     "slow_compute": ("optional", {"seconds": "number", "label": "string"}),
     "failing_job": ("required", {}),
@@ -95,8 +95,8 @@ async def accepts(*_: Any) -> types.ElicitResult:
     return types.ElicitResult(action="accept", content={"confirm": True})
 
 
-class Kept:
-    """The tasks of this client, for a server that asks it by a task."""
+class ClientTasks:
+    """The tasks of this client, for a server that sends an elicitation as a task."""
 
     def __init__(self) -> None:
         self.tasks: dict[str, tuple[types.Task, types.ElicitResult]] = {}
@@ -124,7 +124,7 @@ class Kept:
 
 
 async def run(session: ClientSession, seen: dict[str, Any], name: str, given: dict[str, Any]) -> list[Any]:
-    """Start a tool as a task, look until it has ended or asks, and take its result."""
+    """Start a tool as a task, poll it until it ends or requires input, and get its result."""
     tasks = session.experimental
     made = await tasks.call_tool_as_task(name, given)
     states = [made.task.status]
@@ -143,10 +143,12 @@ async def run(session: ClientSession, seen: dict[str, Any], name: str, given: di
 async def visit(command: list[str]) -> dict[str, Any]:
     seen: dict[str, Any] = {}
     where = StdioServerParameters(command=command[0], args=command[1:])
-    kept = Kept()
+    client_tasks = ClientTasks()
     async with (
         stdio_client(where) if command[1:] else streamablehttp_client(command[0]) as streams,
-        ClientSession(*streams[:2], elicitation_callback=accepts, experimental_task_handlers=kept.handlers) as session,
+        ClientSession(
+            *streams[:2], elicitation_callback=accepts, experimental_task_handlers=client_tasks.handlers
+        ) as session,
     ):
         opened = await session.initialize()
         assert opened.capabilities.tasks is not None
@@ -160,9 +162,9 @@ async def visit(command: list[str]) -> dict[str, Any]:
         seen["slow"] = await run(session, seen, "slow_compute", {"seconds": 0.1, "label": "sum"})
         seen["confirm"] = await run(session, seen, "confirm_delete", {"filename": "a.txt"})
         seen["failing"] = await run(session, seen, "failing_job", {})
-        kept.tasks.clear()
+        client_tasks.tasks.clear()
         later = await session.call_tool("ask_later", {})
-        seen["later"] = [later.content[0].text, len(kept.tasks)]  # type: ignore[union-attr]
+        seen["later"] = [later.content[0].text, len(client_tasks.tasks)]  # type: ignore[union-attr]
         for name, wrong in (("plain_required", "failing_job"), ("task_forbidden", "greet")):
             try:
                 if name == "task_forbidden":
@@ -172,7 +174,7 @@ async def visit(command: list[str]) -> dict[str, Any]:
                     seen[name] = plain.content[0].text  # type: ignore[union-attr]
             except McpError as error:
                 seen[name] = error.error.code
-            except ValueError:  # its own server answers with a result
+            except ValueError:  # a server of this SDK answers with a result
                 seen[name] = "a result"
         tasks = session.experimental
         made = await tasks.call_tool_as_task("slow_compute", {"seconds": 60, "label": "long"})

@@ -1,6 +1,6 @@
-// Tasks of the official TypeScript SDK 1.x: tasks_typescript1.mjs serve, on stdio, or serve session, over HTTP, or
+// Tasks of the official TypeScript SDK 1.x: tasks_typescript1.mjs serve on stdio, or serve session over HTTP, or
 // visit URL or visit COMMAND ...
-// The visit prints one JSON object: what came of each tool that runs as a task.
+// The visit prints one JSON object, with the outcome of each tool that runs as a task.
 
 import { randomUUID } from "node:crypto";
 
@@ -14,12 +14,12 @@ import { StreamableHTTPServerTransport } from "@modelcontextprotocol/sdk/server/
 import { CallToolResultSchema, ElicitRequestSchema, ElicitResultSchema } from "@modelcontextprotocol/sdk/types.js";
 import { z } from "zod";
 
-import { listen } from "./offered.mjs";
+import { listen } from "./server_common.mjs";
 
 const [mode, ...command] = process.argv.slice(2);
 const text = (words, isError = false) => ({ content: [{ type: "text", text: words }], isError });
 
-function made() {
+function makeServer() {
   const taskStore = new InMemoryTaskStore();
   const taskMessageQueue = new InMemoryTaskMessageQueue();
   const tasks = { list: {}, cancel: {}, requests: { tools: { call: {} } } };
@@ -49,8 +49,8 @@ function made() {
         const task = await extra.taskStore.createTask({ ttl: 60000, pollInterval: 50 });
         works[name](given, task, extra).then(
           (result) => extra.taskStore.storeTaskResult(task.taskId, result.isError ? "failed" : "completed", result),
-          () => {}, // the task was cancelled, and its question with it
-        ).catch(() => {}); // or it was cancelled, and has its last status
+          () => {}, // the task and its elicitation were cancelled
+        ).catch(() => {}); // the task was cancelled, so it already has its last status
         return { task };
       },
       getTask: (_, extra) => extra.taskStore.getTask(extra.taskId),
@@ -63,7 +63,7 @@ function made() {
   return server;
 }
 
-// A server has one connection.
+// Each connection has a server of its own.
 function serveHttp() {
   const sessions = new Map();
   listen(async (request, response) => {
@@ -73,29 +73,29 @@ function serveHttp() {
         sessionIdGenerator: randomUUID,
         onsessioninitialized: (id) => sessions.set(id, transport),
       });
-      await made().connect(transport);
+      await makeServer().connect(transport);
     }
     await transport.handleRequest(request, response);
   });
 }
 
-const serve = () => (command.length ? serveHttp() : made().connect(new StdioServerTransport()));
+const serve = () => (command.length ? serveHttp() : makeServer().connect(new StdioServerTransport()));
 
 async function visit() {
-  const tasksOfOurs = { list: {}, cancel: {}, requests: { elicitation: { create: {} } } };
-  const options = { capabilities: { elicitation: {}, tasks: tasksOfOurs }, taskStore: new InMemoryTaskStore() };
+  const clientTasks = { list: {}, cancel: {}, requests: { elicitation: { create: {} } } };
+  const options = { capabilities: { elicitation: {}, tasks: clientTasks }, taskStore: new InMemoryTaskStore() };
   const client = new Client({ name: "tasks", version: "1" }, options);
-  let kept = 0;
+  let created = 0;
   client.setRequestHandler(ElicitRequestSchema, async ({ params }, { taskStore, taskRequestedTtl }) => {
     const answer = { action: "accept", content: { confirm: true } };
     if (!params.task) return answer;
     const task = await taskStore.createTask({ ttl: taskRequestedTtl, pollInterval: 50 });
     setTimeout(() => taskStore.storeTaskResult(task.taskId, "completed", answer), 100);
-    kept++;
+    created++;
     return { task };
   });
-  const byPipe = () => new StdioClientTransport({ command: command[0], args: command.slice(1), stderr: "inherit" });
-  await client.connect(command.length > 1 ? byPipe() : new StreamableHTTPClientTransport(new URL(command[0])));
+  const stdioTransport = () => new StdioClientTransport({ command: command[0], args: command.slice(1), stderr: "inherit" });
+  await client.connect(command.length > 1 ? stdioTransport() : new StreamableHTTPClientTransport(new URL(command[0])));
   const tasks = client.experimental.tasks;
   const seen = { capability: client.getServerCapabilities().tasks };
   const { tools } = await client.listTools();
@@ -114,7 +114,7 @@ async function visit() {
       }
       result = message.result;
     }
-    result ??= await tasks.getTaskResult(id, CallToolResultSchema); // of a task that has failed it is not told
+    result ??= await tasks.getTaskResult(id, CallToolResultSchema); // the stream has no result of a failed task
     seen.related = result._meta?.["io.modelcontextprotocol/related-task"]?.taskId === id;
     seen.asked ||= states.includes("input_required");
     return [states[0], (await tasks.getTask(id)).status, Boolean(result.isError), result.content[0].text];
@@ -123,9 +123,9 @@ async function visit() {
   seen.slow = await run("slow_compute", { seconds: 0.1, label: "sum" });
   seen.confirm = await run("confirm_delete", { filename: "a.txt" });
   seen.failing = await run("failing_job", {});
-  kept = 0;
+  created = 0;
   const later = await client.callTool({ name: "ask_later", arguments: {} });
-  seen.later = [later.content[0].text, kept];
+  seen.later = [later.content[0].text, created];
   seen.plain_required = await refused(client.callTool({ name: "failing_job", arguments: {} }));
   const greet = { name: "greet", arguments: { name: "Ada" } };
   seen.task_forbidden = await refused(client.callTool(greet, CallToolResultSchema, { task: {} }));

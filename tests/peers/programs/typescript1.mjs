@@ -1,9 +1,9 @@
-// What the official TypeScript SDK 1.x sees of a server: typescript1.mjs TARGET stdio|session|sse|ws [behaviour ...]
-// The first releases know neither streamable HTTP nor elicitation, and take the browser's EventSource to be there.
+// A client of the official TypeScript SDK 1.x: typescript1.mjs TARGET stdio|session|sse|ws [behaviour ...]
+// The first releases support neither streamable HTTP nor elicitation, and expect the EventSource of browsers.
 
 import { Client } from "@modelcontextprotocol/sdk/client/index.js";
 import * as types from "@modelcontextprotocol/sdk/types.js";
-import { Latest } from "./report.mjs";
+import { Received } from "./report.mjs";
 import { answers, visit } from "./visit.mjs";
 
 const [target, way, ...wanted] = process.argv.slice(2);
@@ -29,8 +29,8 @@ async function transportTo() {
   return new SSEClientTransport(url);
 }
 
-const told = new Latest();
-const logs = new Latest();
+const notifications = new Received();
+const logs = new Received();
 const client = new Client(
   { name: "visitor", version: "1" },
   { capabilities: { sampling: {}, roots: { listChanged: true }, ...(types.ElicitRequestSchema && { elicitation: {} }) } },
@@ -47,7 +47,7 @@ for (const changed of [
   types.ResourceListChangedNotificationSchema,
   types.PromptListChangedNotificationSchema,
 ]) {
-  client.setNotificationHandler(changed, (each) => told.add(each));
+  client.setNotificationHandler(changed, (each) => notifications.add(each));
 }
 
 const transport = await transportTo();
@@ -56,18 +56,18 @@ const sdk = {
   subscribe: async (client, uri, touch) => {
     await client.subscribeResource({ uri });
     await touch();
-    const update = await told.some((each) => each.method === "notifications/resources/updated");
+    const update = await notifications.first((each) => each.method === "notifications/resources/updated");
     await client.unsubscribeResource({ uri });
     return update.params.uri;
   },
   listChanged: async (client, kind, toggle) => {
     await toggle();
-    await told.some((each) => each.method === `notifications/${kind}/list_changed`);
+    await notifications.first((each) => each.method === `notifications/${kind}/list_changed`);
   },
   logs: async (client, level, call) => {
     await client.setLoggingLevel(level);
     await call({});
-    await logs.some((each) => each.startsWith("error "));
+    await logs.first((each) => each.startsWith("error "));
     return logs.seen;
   },
   close: async (client) => {
@@ -79,7 +79,7 @@ const sdk = {
 let connected;
 client.request = ((before) => async (request, ...more) => {
   const result = await before.call(client, request, ...more);
-  // No release gives its programs the revision, and the first ones not even the instructions.
+  // No release returns the revision to its program, and the first releases do not return the instructions.
   if (request.method === "initialize") connected = [result.protocolVersion, result.instructions];
   return result;
 })(client.request);

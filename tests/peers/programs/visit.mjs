@@ -1,7 +1,7 @@
-// What is looked at by the programs for all TypeScript SDKs, whose clients differ in how they are made, in where options
-// go, and in how they subscribe: `client` is theirs, `sdk` what differs.  What is seen is described in behaviours.py.
+// The behaviours that the programs for all TypeScript SDKs try; behaviours.py describes the results.  `client` is the
+// client of the SDK.  `sdk` has the functions that differ between SDKs: calls with options, subscriptions, and closing.
 
-import { LARGE, Latest, ODD, patient, refused, reporter, tell } from "./report.mjs";
+import { LARGE, Received, ODD, allowSlowExit, refused, reporter, tell } from "./report.mjs";
 
 const WATCHED = "test://watched-resource";
 const KINDS = {
@@ -23,7 +23,7 @@ export const answers = {
   roots: () => ({ roots: [{ uri: "file:///srv/a", name: "a" }, { uri: "file:///srv/b" }] }),
 };
 
-// All names of a kind, and how many pages they came in.
+// All names of a kind, and the number of pages.
 async function listed(client, kind) {
   const names = [];
   let pages = 0;
@@ -42,10 +42,10 @@ export async function visit(client, sdk, connected, wanted) {
   const tool = (name, args = {}, options = {}) => sdk.call(client, { name, arguments: args }, options);
   const call = async (name, args) => (await tool(name, args)).content[0].text;
 
-  // An answer that nobody waits for, for example.  That it broke off a stream by itself is no complaint: some seconds
-  // after a cancelled call it tries to resume the stream of that call, by the signal that has aborted it.
-  const itself = /AbortError|This operation was aborted|Maximum reconnection attempts/;
-  client.onerror = (error) => itself.test(error) || console.error(`${error}`);
+  // An error is printed, for example a response without a request.  Aborted streams are ignored: some seconds after a
+  // cancelled call the client tries to resume the stream of that call, with the signal that was aborted.
+  const expected = /AbortError|This operation was aborted|Maximum reconnection attempts/;
+  client.onerror = (error) => expected.test(error) || console.error(`${error}`);
   tell("connect", connected);
   await look("list", async () => {
     const lists = {};
@@ -69,12 +69,12 @@ export async function visit(client, sdk, connected, wanted) {
   await look("unknown tool", () => refused(tool("interop_nothing")));
   await look("bad arguments", () => refused(tool("interop_check", { count: "two", label: "x" })));
   await look("progress", async () => {
-    const told = new Latest();
-    const result = tool("interop_progress", {}, { onprogress: ({ progress, total }) => told.add([progress, total]) });
-    await told.some(() => told.seen.length === 3);
+    const reports = new Received();
+    const result = tool("interop_progress", {}, { onprogress: ({ progress, total }) => reports.add([progress, total]) });
+    await reports.first(() => reports.seen.length === 3);
     await call("interop_heard");
     await result;
-    return told.seen;
+    return reports.seen;
   });
   await look("cancel", async () => {
     const abort = new AbortController();
@@ -137,7 +137,7 @@ export async function visit(client, sdk, connected, wanted) {
     const echoed = await Promise.all(texts.map((text) => call("interop_echo", { text, delay_ms: 200 })));
     return texts.filter((text, index) => echoed[index] === text).length;
   });
-  patient();
+  allowSlowExit();
   await sdk.close(client);
   tell("end", "clean");
 }

@@ -1,4 +1,4 @@
-"""What the programs for clients in Python look at, in this order.  Each of them says how its client does it."""
+"""The behaviours that the programs for clients in Python try, in this order.  Each program adapts its client."""
 
 from __future__ import annotations
 
@@ -11,14 +11,15 @@ from typing import Any
 
 import anyio
 from mcp.client import stdio
-from report import LARGE, ODD, PATIENCE, Latest, Report, refused
+from report import LARGE, ODD, PATIENCE, Received, Report, refused
 
-# A server is given two seconds to end with its input; that it needs longer on a busy machine is no reason for a signal.
-if hasattr(stdio, "PROCESS_TERMINATION_TIMEOUT"):  # older ones wait for it as long as it takes, or not at all
+# The SDK waits two seconds for a server to exit after the end of its input, then sends a signal.  On a busy machine a
+# server may need longer.
+if hasattr(stdio, "PROCESS_TERMINATION_TIMEOUT"):  # older versions wait without a limit, or not at all
     stdio.PROCESS_TERMINATION_TIMEOUT = PATIENCE
 
 Json = dict[str, Any]
-KINDS = {  # what a list is of: its field in the result, and what names one of them
+KINDS = {  # the kind of a list: its field in the result, and the field that names an entry
     "tools": ("tools", "name"),
     "resources": ("resources", "uri"),
     "templates": ("resourceTemplates", "uriTemplate"),
@@ -30,7 +31,7 @@ UPDATED = "notifications/resources/updated"
 PROMPT = {"type": "ref/prompt", "name": "test_prompt_with_arguments"}
 TEMPLATE = {"type": "ref/resource", "uri": "test://template/{id}/data"}
 
-# What the user and the model of the client answer, and what is theirs.
+# The answers of the user and of the model of the client, and its roots.
 FILLED_IN = {"response": "blue"}
 ROOTS = [{"uri": "file:///srv/a", "name": "a"}, {"uri": "file:///srv/b"}]
 
@@ -41,16 +42,16 @@ def sampled(prompt: str) -> Json:
 
 
 @asynccontextmanager
-async def heard(
-    told: Latest, of: str, subscribe: Callable[[], Awaitable[Any]], unsubscribe: Callable[[], Awaitable[Any]]
+async def changes_by_subscription(
+    notifications: Received, of: str, subscribe: Callable[[], Awaitable[Any]], unsubscribe: Callable[[], Awaitable[Any]]
 ) -> AsyncIterator[Callable[[], Awaitable[Any]]]:
-    """`Client.changes` on a connection that is told of all changes of lists, and of the URIs that it subscribed to."""
+    """`Client.changes` for a connection that gets all changes of lists, and the updates of subscribed URIs."""
     if of in CHANGED:
-        yield lambda: told.some(CHANGED[of])
+        yield lambda: notifications.first(CHANGED[of])
         return
 
     async def updated() -> Any:
-        return (await told.some(UPDATED))["uri"]
+        return (await notifications.first(UPDATED))["uri"]
 
     await subscribe()
     yield updated
@@ -58,10 +59,10 @@ async def heard(
 
 
 @asynccontextmanager
-async def listened(
+async def changes_by_listen(
     listen: Callable[..., AbstractAsyncContextManager[Any]], of: str
 ) -> AsyncIterator[Callable[[], Awaitable[Any]]]:
-    """`Client.changes` in 2026-07-28, as the official SDK has it."""
+    """`Client.changes` in 2026-07-28, with the `listen` of the official SDK."""
     wanted: Json = {f"{of}_list_changed": True} if of in CHANGED else {"resource_subscriptions": [of]}
     async with listen(**wanted) as changes:
 
@@ -72,10 +73,10 @@ async def listened(
 
 
 class Client(ABC):
-    """What differs between the clients; results are as on the wire."""
+    """The operations that differ between the clients; results are in their JSON form."""
 
     cannot: frozenset[str] = frozenset()
-    """The behaviours that it has no way to show."""
+    """The behaviours that this client does not support."""
 
     @abstractmethod
     def opened(self) -> list[str | None]:
@@ -98,16 +99,16 @@ class Client(ABC):
     @abstractmethod
     async def complete(self, ref: Json, name: str, value: str, context: Mapping[str, str] | None) -> list[str]: ...
 
-    async def stop(self) -> None:  # noqa: B027  # for most there is nothing to do
-        """Cancel the request that was sent last, where that takes more than leaving the scope of the call."""
+    async def stop(self) -> None:  # noqa: B027  # optional
+        """Cancel the last request, if the client does not do so when the scope of the call is cancelled."""
 
     @abstractmethod
     def changes(self, of: str) -> AbstractAsyncContextManager[Callable[[], Awaitable[Any]]]:
-        """A block that hears of changes of a kind or of a URI: what it gives waits for one, and gives the URI."""
+        """A block with changes of a kind or of a URI.  It yields a function that waits for one and returns its URI."""
 
     @abstractmethod
     async def logged(self) -> list[str]:
-        """What comes of a call of `interop_log` from level notice on, as `Logs` has it."""
+        """The log messages of a call of `interop_log` from level notice on, in the form of `Logs`."""
 
 
 class Visit:

@@ -1,6 +1,7 @@
-"""Three processes of one server behind nginx, which sends each request to the next one; the store is a file, or Redis.
+"""Three processes of one server behind nginx, which sends each request to the next process.
 
-A client here closes each connection after one response, as any client may, so that no process has two requests in turn.
+The store is a file or Redis.  The clients close each connection after one response, so that consecutive requests reach
+different processes.
 """
 
 from __future__ import annotations
@@ -18,7 +19,7 @@ import trio
 
 from tests.http.client import HttpClient, Stream, request, response
 from tests.http.scripted_server import TOOLS, UPDATED, C, D, play_call, play_params, text_of
-from tests.peers.replicated import Replicated, replicated
+from tests.peers.replicas import Replicas, running_replicas
 from tests.redis_server import redis_server
 from trio_mcp import Accepted, open_client
 from trio_mcp.core import META_CLIENT_CAPABILITIES, TASKS_EXTENSION
@@ -31,34 +32,34 @@ PATIENCE = 60.0  # seconds, on a busy machine
 
 
 @contextmanager
-def started(kind: str, folder: Path) -> Iterator[Replicated]:
+def started(kind: str, folder: Path) -> Iterator[Replicas]:
     if kind == "file":
-        with replicated(str(folder / "store.db")) as crew:
-            yield crew
+        with running_replicas(str(folder / "store.db")) as replicas:
+            yield replicas
     else:
-        with redis_server() as redis, replicated(redis.url) as crew:
-            yield crew
+        with redis_server() as redis, running_replicas(redis.url) as replicas:
+            yield replicas
 
 
 KINDS = ["file", "redis"]
 
 
 @pytest.fixture(params=KINDS, scope="module")
-def crew(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Replicated]:
-    with started(request.param, tmp_path_factory.mktemp("crew")) as crew:
-        yield crew
+def replicas(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Replicas]:
+    with started(request.param, tmp_path_factory.mktemp("replicas")) as replicas:
+        yield replicas
 
 
 @asynccontextmanager
-async def visiting(crew: Replicated, *ports: int, check: bool = True) -> AsyncIterator[list[HttpClient]]:
-    """A client of the proxy, and one of each process at these ports."""
+async def visiting(replicas: Replicas, *ports: int, check: bool = True) -> AsyncIterator[list[HttpClient]]:
+    """A client of the proxy, and a client of each process at these ports."""
     with trio.fail_after(PATIENCE):
         async with AsyncExitStack() as stack:
             webs = []
-            for port in (crew.port, *ports):
+            for port in (replicas.port, *ports):
                 web = HttpClient(
                     partial(trio.open_tcp_stream, "127.0.0.1", port),
-                    host=f"127.0.0.1:{crew.port}",
+                    host=f"127.0.0.1:{replicas.port}",
                     headers={"Connection": "close"},
                     check=check,
                 )
@@ -67,21 +68,21 @@ async def visiting(crew: Replicated, *ports: int, check: bool = True) -> AsyncIt
 
 
 async def until_message(stream: Stream, *methods: str) -> list[Any]:
-    """The messages of a stream until these have come."""
+    """Return the messages of a stream, up to the point where all of these methods have come."""
     seen: list[Any] = []
     while not set(methods) <= {each["method"] for each in seen}:
         seen.append(await stream.message())
     return seen
 
 
-async def test_modern_calls_go_to_all(crew: Replicated) -> None:
-    async with visiting(crew) as (web,):
+async def test_modern_calls_reach_all_processes(replicas: Replicas) -> None:
+    async with visiting(replicas) as (web,):
         seen = {text_of((await web.call("tools/call", {"name": "process"})).message) for _ in range(9)}
-        assert seen == {str(process.pid) for process in crew.processes}
+        assert seen == {str(process.pid) for process in replicas.processes}
 
 
-async def test_an_elicitation_is_answered_through_another_process(crew: Replicated) -> None:
-    async with visiting(crew) as (web,):
+async def test_an_elicitation_is_answered_through_another_process(replicas: Replicas) -> None:
+    async with visiting(replicas) as (web,):
         for _ in range(4):
             params: Any = play_params("ask", "ask", "say done")
             result = (await web.call("tools/call", params)).result
@@ -92,20 +93,22 @@ async def test_an_elicitation_is_answered_through_another_process(crew: Replicat
             assert result["content"][0]["text"] == "done"
 
 
-async def test_our_client_notices_nothing(crew: Replicated) -> None:
+async def test_our_client_works_with_replicas(replicas: Replicas) -> None:
     async def answer(*_: Any) -> Any:
         return Accepted({"size": 5})
 
     for mode in ("2026-07-28", D):
         with trio.fail_after(PATIENCE):
-            async with open_client(f"http://127.0.0.1:{crew.port}/mcp", revision=mode, elicitation=answer) as client:
+            async with open_client(
+                f"http://127.0.0.1:{replicas.port}/mcp", revision=mode, elicitation=answer
+            ) as client:
                 for number in range(4):
                     result = await client.call_tool("play", {"steps": ["progress", "ask", f"say {number}"]})
                     assert result.content[0].text == str(number)  # type: ignore[union-attr]
 
 
-async def test_a_task_is_started_polled_answered_and_cancelled_anywhere(crew: Replicated) -> None:
-    async with visiting(crew, check=False) as (web,):
+async def test_a_task_is_started_polled_answered_and_cancelled_in_any_process(replicas: Replicas) -> None:
+    async with visiting(replicas, check=False) as (web,):
 
         async def ask(method: str, params: Any) -> Any:
             return (await web.call(method, params, meta=TASKS)).result
@@ -127,8 +130,8 @@ async def test_a_task_is_started_polled_answered_and_cancelled_anywhere(crew: Re
             assert (await ask("tasks/get", {"taskId": tasks[1]}))["status"] == "cancelled"
 
 
-async def test_listeners_of_all_processes_are_told(crew: Replicated) -> None:
-    async with visiting(crew, *crew.ports) as (web, *webs):
+async def test_listeners_of_all_processes_get_notifications(replicas: Replicas) -> None:
+    async with visiting(replicas, *replicas.ports) as (web, *webs):
         filter = {"toolsListChanged": True, "resourceSubscriptions": ["r://1"]}
         streams = [await web.open(request("subscriptions/listen", {"notifications": filter})) for web in webs]
         for stream in streams:
@@ -140,8 +143,8 @@ async def test_listeners_of_all_processes_are_told(crew: Replicated) -> None:
 
 
 @pytest.mark.parametrize("revision", [C, D])
-async def test_a_session_goes_on_with_each_request_elsewhere(revision: str, crew: Replicated) -> None:
-    async with visiting(crew, *crew.ports) as (web, *webs):
+async def test_a_session_continues_if_each_request_reaches_another_process(revision: str, replicas: Replicas) -> None:
+    async with visiting(replicas, *replicas.ports) as (web, *webs):
         session = await web.initialize(revision)
         await web.call("resources/subscribe", {"uri": "r://1"}, session=session)
         standing = await web.open(session=session)
@@ -158,7 +161,7 @@ async def test_a_session_goes_on_with_each_request_elsewhere(revision: str, crew
         standing = await web.open(session=session, after=after)
         await until_message(standing, UPDATED)
         await standing.aclose()
-        # The stream of a call is cut, and replayed.
+        # The stream of a call is cut, and resumed.
         steps = ["progress", *["sleep 0.1", "progress"] * 10]
         stream = await web.open(play_call(*steps, id=77, revision=revision), session=session)
         seen = [(await stream.message())["params"]["progress"] for _ in range(3)]
@@ -177,19 +180,19 @@ async def test_a_session_goes_on_with_each_request_elsewhere(revision: str, crew
 
 
 @pytest.mark.parametrize("kind", KINDS)
-async def test_a_killed_process_takes_no_session_along(kind: str, tmp_path: Path) -> None:
-    with started(kind, tmp_path) as crew:
-        await check_a_killed_process(crew)
+async def test_a_session_survives_a_killed_process(kind: str, tmp_path: Path) -> None:
+    with started(kind, tmp_path) as replicas:
+        await check_session_after_a_killed_process(replicas)
 
 
-async def check_a_killed_process(crew: Replicated) -> None:
-    async with visiting(crew, *crew.ports[:2]) as (_, first, second):
+async def check_session_after_a_killed_process(replicas: Replicas) -> None:
+    async with visiting(replicas, *replicas.ports[:2]) as (_, first, second):
         session = await first.initialize(D)
         call = await first.open(play_call("progress", "sleep 1000", id=5), session=session)
         await call.message()
         parked = (await first.call("tools/call", play_params("ask"))).result
-        await trio.sleep(1)  # its event is in the store
-        os.kill(crew.processes[0].pid, signal.SIGKILL)
+        await trio.sleep(1)  # until its event is in the store
+        os.kill(replicas.processes[0].pid, signal.SIGKILL)
         second._revisions[session] = D
         second.expect(play_call(id=5), session)
         resumed = await second.open(session=session, after=call.last_event_id)

@@ -1,7 +1,7 @@
-// What keeps Chromium from doing anything that nobody asked it for.
+// Flags that stop the background activity of Chromium.
 
-export const QUIET = [
-  "--no-sandbox", // which root cannot have
+export const CHROMIUM_FLAGS = [
+  "--no-sandbox", // the sandbox does not work for root
   "--disable-gpu",
   "--disable-quic",
   "--no-first-run",

@@ -1,4 +1,4 @@
-"""Processes of one server behind an nginx that sends each request to the next one: `replicated(store)`."""
+"""Processes of one server behind an nginx that sends each request to the next process: `running_replicas(store)`."""
 
 from __future__ import annotations
 
@@ -12,14 +12,14 @@ import attrs
 
 from tests.peers.nginx import proxied
 
-__all__ = ["Replicated", "replicated"]
+__all__ = ["Replicas", "running_replicas"]
 
 KEYS = "00" * 32
 
 
 @attrs.define
-class Replicated:
-    """The processes, and the ports of the proxy and of each."""
+class Replicas:
+    """The processes, the port of the proxy, and the ports of the processes."""
 
     port: int
     ports: list[int]
@@ -27,8 +27,13 @@ class Replicated:
 
 
 @contextmanager
-def replicated(store: str, *, module: str = "tests.fixtures.replica_server", number: int = 3) -> Iterator[Replicated]:
-    """`store` is the path of a file, or the URL of a Redis; the module serves HTTP and prints its URL."""
+def running_replicas(
+    store: str, *, module: str = "tests.fixtures.replica_server", number: int = 3
+) -> Iterator[Replicas]:
+    """Start the processes of this module, which serves HTTP and prints its URL.
+
+    `store` is the path of a file or the URL of a Redis.
+    """
     environment = {**os.environ, "INTEROP_STORE": store, "TRIO_MCP_STATE_KEYS": KEYS}
     with ExitStack() as stack:
         processes = [
@@ -46,4 +51,4 @@ def replicated(store: str, *, module: str = "tests.fixtures.replica_server", num
         for process in processes:
             assert process.stdout is not None  # a pipe
             ports.append(int(process.stdout.readline().rpartition(":")[2].partition("/")[0]))
-        yield Replicated(stack.enter_context(proxied(*ports)), ports, processes)
+        yield Replicas(stack.enter_context(proxied(*ports)), ports, processes)

@@ -1,8 +1,8 @@
-"""What our client sees of a server, behaviour by behaviour, as `behaviours` has it for clients of others.
+"""Visit a server with our client, and return the result of each behaviour, in the form of `behaviours`.
 
-Only the public interface is used.  An answer that is an error is seen as its code, and what our client raises by itself
-as the name of the exception.  What takes longer than its time is seen as `TOO_LATE`; where it is known not to come
-(`hasty`), that time is short.
+The visit uses only the public interface.  The result of an error response is its code; the result of an error that our
+client raises by itself is the name of the exception.  A behaviour that takes too long has the result `TOO_LATE`.  For a
+behaviour that is known to end so (`expected_late`), the time limit is short.
 """
 
 from __future__ import annotations
@@ -37,32 +37,33 @@ __all__ = ["TOO_LATE", "Visitor", "visiting"]
 
 TOO_LATE = "too late"
 PATIENCE = 60.0  # seconds for one behaviour, on a busy machine
-HASTE = 1.0  # seconds for one that is known not to come
+SHORT_PATIENCE = 1.0  # seconds for a behaviour that is known to give no result
 WATCHED = "test://watched-resource"
 PROMPT = PromptReference("test_prompt_with_arguments")
 TEMPLATE = ResourceReference("test://template/{id}/data")
-# How each kind is listed, page by page; what one of it is called; and what appears in it at times.
+# For each kind: the method that lists a page, the field of the page, and the attribute that names an entry.
 KINDS = {
     "tools": ("list_tools_page", "tools", "name"),
     "resources": ("list_resources_page", "resources", "uri"),
     "templates": ("list_resource_templates_page", "resource_templates", "uri_template"),
     "prompts": ("list_prompts_page", "prompts", "name"),
 }
-TYPES = {TextContent: "text", ImageContent: "image", EmbeddedResource: "resource"}  # as they are on the wire
+TYPES = {TextContent: "text", ImageContent: "image", EmbeddedResource: "resource"}  # the types in JSON
+# The entry of each kind that `interop_toggle` adds and removes.
 DYNAMIC = {"tools": "interop_dynamic", "resources": "test://interop-dynamic", "prompts": "interop_dynamic"}
 
 
-# What the user and the model of our client answer, and what is theirs.
+# The answers of the user and of the model of our client, and its roots.
 
 
-def sampled(request: SamplingRequest) -> tuple[str, str]:
+def sample(request: SamplingRequest) -> tuple[str, str]:
     [message] = request.params.messages
     assert isinstance(message, SamplingMessage)
     assert isinstance(message.content, TextContent)
     return f"a model was told {message.content.text}", "none"
 
 
-def filled_in(form: FormElicitationRequest) -> dict[str, Any]:
+def fill_in(form: FormElicitationRequest) -> dict[str, Any]:
     assert form.message == "Which?"
     return {"response": "blue"}
 
@@ -72,15 +73,15 @@ ROOTS = [Root("file:///srv/a", name="a"), Root("file:///srv/b")]
 
 @asynccontextmanager
 async def visiting(target: Any, **options: Any) -> AsyncIterator[Visitor]:
-    """A client of this server that offers everything, and asks for log messages from level notice on."""
-    told, logs = trio.open_memory_channel[LoggingMessageParams](100)
+    """A client of this server with all callbacks, which asks for log messages from level notice on."""
+    send_log, logs = trio.open_memory_channel[LoggingMessageParams](100)
     async with open_client(
         target,
-        sampling=sampled,
-        elicitation=filled_in,
+        sampling=sample,
+        elicitation=fill_in,
         roots=ROOTS,
         log_level="notice",
-        on_log=told.send_nowait,
+        on_log=send_log.send_nowait,
         **options,
     ) as client:
         yield Visitor(client, logs)
@@ -88,14 +89,14 @@ async def visiting(target: Any, **options: Any) -> AsyncIterator[Visitor]:
 
 @attrs.frozen
 class Visitor:
-    """A client, and the log messages that it is sent."""
+    """A client, and the log messages that it receives."""
 
     client: Client
     logs: trio.MemoryReceiveChannel[LoggingMessageParams]
 
-    async def look(self, names: Collection[str], hasty: Collection[str] = ()) -> dict[str, Any]:
-        """What is seen of these behaviours, in the order of `interop.BEHAVIOURS`."""
-        looks: Mapping[str, Callable[[], Awaitable[Any]]] = {
+    async def observe(self, names: Collection[str], expected_late: Collection[str] = ()) -> dict[str, Any]:
+        """Try these behaviours, in the order of `interop.BEHAVIOURS`, and return their results."""
+        checks: Mapping[str, Callable[[], Awaitable[Any]]] = {
             "connect": self.opened,
             "list": self.lists,
             "call": lambda: self.same(ODD),
@@ -123,7 +124,9 @@ class Visitor:
             "20 at once": self.many,
         }
         return {
-            name: await _seen(at, HASTE if name in hasty else PATIENCE) for name, at in looks.items() if name in names
+            name: await _observe(check, SHORT_PATIENCE if name in expected_late else PATIENCE)
+            for name, check in checks.items()
+            if name in names
         }
 
     async def opened(self) -> list[str | None]:
@@ -143,7 +146,7 @@ class Visitor:
         return await self.text("interop_echo", text=text, delay_ms=delay_ms) == text
 
     async def listed(self, kind: str) -> list[list[str]]:
-        """What is on each page."""
+        """The names on each page."""
         ask, field, name = KINDS[kind]
         pages, cursor = [], None
         while True:
@@ -154,7 +157,7 @@ class Visitor:
                 return pages
 
     async def lists(self) -> Any:
-        """The names of each kind; the code of the error, where a server has no such list."""
+        """The names of each kind, or the code of the error if the server has no list of this kind."""
         seen: dict[str, Any] = {}
         paged = []
         for kind in KINDS:
@@ -174,16 +177,16 @@ class Visitor:
         return [value if isinstance(value, dict) else None, json.loads(text)]
 
     async def optional(self) -> Any:
-        """Of a tool that returns a number or None."""
+        """Two results of a tool that returns a number or None."""
         return [await self.client.call_tool("half", {"number": number}, returns=int | None) for number in (4, 3)]
 
     async def tool_error(self) -> Any:
         result, text = await self.result("test_error_handling")
         return [result.is_error, text]
 
-    async def refused(self, asked: Awaitable[Any]) -> Any:
-        """How a call was refused by a result; an error is seen without this."""
-        answer = await asked
+    async def refused(self, call: Awaitable[Any]) -> Any:
+        """The result of a call that must be refused.  `_observe` handles errors; this handles a result with isError."""
+        answer = await call
         return "isError" if getattr(answer, "is_error", False) else f"no error: {answer}"
 
     async def progress(self) -> Any:
@@ -250,7 +253,7 @@ class Visitor:
         return [list(each.values) for each in found]
 
     async def logging(self) -> Any:
-        """Up to the last one; by HTTP it may come after the result, on another stream."""
+        """The log messages up to the last one.  Over HTTP it may arrive after the result, on another stream."""
         seen: list[str] = []
         await self.text("interop_log")
         while not seen or not seen[-1].startswith("error"):
@@ -271,10 +274,10 @@ class Visitor:
         return sum(same)
 
 
-async def _seen(at: Callable[[], Awaitable[Any]], patience: float) -> Any:
+async def _observe(check: Callable[[], Awaitable[Any]], patience: float) -> Any:
     with trio.move_on_after(patience):
         try:
-            return await at()
+            return await check()
         except RequestError as error:
             return error.code
         except McpError as error:

@@ -1,4 +1,4 @@
-"""A small server by what is installed, FastMCP or the official SDK, old or new: ``small.py stdio|http|sse``."""
+"""A small server with the installed SDK, FastMCP or an official one, old or new: ``small_server.py stdio|http|sse``."""
 
 import sys
 from importlib.util import find_spec

@@ -1,33 +1,33 @@
-// What the servers by the official TypeScript SDKs have in common: what they offer, and how they listen.
+// Common code of the servers with the official TypeScript SDKs: their content, and their HTTP listener.
 
 import { createServer } from "node:http";
-import { KEPT } from "./report.mjs";
+import { KEEP_ALIVE } from "./report.mjs";
 
 export const PNG = "iVBORw0KGgoAAAANSUhEUgAAAAEAAAABCAIAAACQd1PeAAAADElEQVR42mO4JGcEAALoASNSXim9AAAAAElFTkSuQmCC";
 export const LEVELS = ["debug", "info", "notice", "warning", "error"];
 export const REPLY = { type: "object", properties: { response: { type: "string" } }, required: ["response"] };
 
 export const text = (text) => ({ type: "text", text });
-export const said = (words) => ({ content: [text(words)] });
+export const textResult = (words) => ({ content: [text(words)] });
 export const user = (content) => ({ role: "user", content });
 export const pause = (milliseconds) => new Promise((done) => setTimeout(done, milliseconds));
 
-// The tags of waits that were cancelled.
-export const left = [];
+// The tags of cancelled calls of `interop_wait`.
+export const cancelledTags = [];
 
 export function wait({ seconds, tag }, signal) {
   return new Promise((done, failed) => {
-    const timer = setTimeout(() => done(said(`waited ${tag}`)), seconds * 1000);
+    const timer = setTimeout(() => done(textResult(`waited ${tag}`)), seconds * 1000);
     signal.addEventListener("abort", () => {
       clearTimeout(timer);
-      left.push(tag);
+      cancelledTags.push(tag);
       failed(new Error("cancelled"));
     });
   });
 }
 
 export const sum = ({ a, b }) => ({ sum: a + b, label: `${a}+${b}` });
-export const told = ({ action, content }) => said(`action=${action} ${JSON.stringify(content)}`);
+export const elicitationResult = ({ action, content }) => textResult(`action=${action} ${JSON.stringify(content)}`);
 
 export const RESOURCES = {
   "test://static-text": { mimeType: "text/plain", text: "This is the content of the static text resource." },
@@ -61,7 +61,7 @@ export const PROMPTS = {
   ],
 };
 
-export function completed(name, value, context) {
+export function completions(name, value, context) {
   const others = context?.arguments ?? {};
   const known = {
     arg1: ["alpha", "alphabet", "beta", "gamma"],
@@ -73,6 +73,6 @@ export function completed(name, value, context) {
 
 export function listen(answer) {
   const http = createServer((request, response) => answer(request, response, new URL(request.url, "http://127.0.0.1")));
-  http.keepAliveTimeout = KEPT;
+  http.keepAliveTimeout = KEEP_ALIVE;
   http.listen(0, "127.0.0.1", () => console.error(`running on http://127.0.0.1:${http.address().port}`));
 }
