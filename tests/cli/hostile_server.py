@@ -1,4 +1,4 @@
-"""A server whose every text has escape sequences for terminals.  It needs no package."""
+"""A server that puts escape sequences for terminals into all its texts.  It needs no package."""
 
 from __future__ import annotations
 
@@ -56,7 +56,7 @@ for line in sys.stdin:
     reply: dict[str, Any] = {"jsonrpc": "2.0", "id": message["id"]}
     if name == "error":
         reply["error"] = {"code": -32603, "message": EVIL}
-    elif name == "tasks/list":  # the pages are a circle
+    elif name == "tasks/list":  # the cursors repeat without end
         reply["result"] = {"tasks": [TASK], "nextCursor": "b" if params.get("cursor") == "a" else "a"}
     elif name == "resources/templates/list" and "endless" in sys.argv:
         reply["result"] = {"resourceTemplates": [], "nextCursor": str(message["id"])}

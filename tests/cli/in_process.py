@@ -1,6 +1,6 @@
-"""A command in this process: to start one of its own for each command takes twice as long.
+"""Run commands in the process of the tests, because a process for each command takes twice as long.
 
-`tests/cli/test_cli.py` starts some, on a terminal and in a pipe.
+`tests/cli/test_cli.py` starts some commands in processes of their own, on a terminal and with pipes.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import IO, Any
 from unittest import mock
 
-from trio_mcp.cli.main import main  # the command line has no other door
+from trio_mcp.cli.main import main  # the command line has no public API
 
 __all__ = ["ROOT", "run"]
 
@@ -38,7 +38,7 @@ def run(*arguments: str, input: str = "", cwd: Path = ROOT) -> subprocess.Comple
 
 @contextlib.contextmanager
 def _logging() -> Iterator[None]:
-    """A command configures the logging of its process: afterwards it is as it was."""
+    """Restore the logging of this process after the block, because a command configures it."""
     root, relay = logging.getLogger(), logging.getLogger("trio_mcp.relay")
     handlers, levels = root.handlers[:], {each: each.level for each in (root, relay)}
     try:
@@ -58,7 +58,7 @@ def _pipe(text: str) -> IO[str]:
 
 @contextlib.contextmanager
 def _streams(stdin: IO[str], stdout: IO[str], stderr: IO[str]) -> Iterator[None]:
-    """These are the standard streams of this process during the block, and `stdin` is closed afterwards."""
+    """Use these files as the standard streams of this process during the block, then close `stdin`."""
     kept = [os.dup(fd) for fd in range(3)]
     for fd, file in enumerate((stdin, stdout, stderr)):
         os.dup2(file.fileno(), fd)

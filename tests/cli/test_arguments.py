@@ -7,10 +7,10 @@ from collections.abc import Sequence
 
 import pytest
 
-from tests.cli.here import run
+from tests.cli.in_process import run
 from tests.cli.test_cli import SERVER
 from tests.cli.test_hostile import SERVER as HOSTILE
-from trio_mcp.cli.arguments import divided  # the command line has no other door
+from trio_mcp.cli.arguments import divided  # the command line has no public API
 from trio_mcp.cli.http_options import http_address  # the same
 from trio_mcp.cli.main import main  # the same
 
@@ -109,7 +109,7 @@ def test_options_may_stand_between_the_other_words() -> None:
     ("given", "expected"),
     [("3000", "127.0.0.1:3000"), ("0", "127.0.0.1:0"), ("localhost:1", "localhost:1"), ("[::1]:0", "[::1]:0")],
 )
-def test_a_port_alone_is_one_of_this_machine(given: str, expected: str) -> None:
+def test_a_port_without_a_host_is_on_loopback(given: str, expected: str) -> None:
     assert http_address(given) == expected
 
 
@@ -119,7 +119,7 @@ def test_other_addresses_are_refused(given: str) -> None:
         http_address(given)
 
 
-def test_a_recording_is_made_for_this_machine_only(capsys: pytest.CaptureFixture[str]) -> None:
+def test_tap_refuses_an_address_that_other_machines_reach(capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["tap", "-o", "x", "--http", "0.0.0.0:0", "http://127.0.0.1:9/mcp"]) == 2
     why = "tap serves programs of this machine only: give a port, got '0.0.0.0:0'"
     assert capsys.readouterr().err == f"trio-mcp: {why}\n"

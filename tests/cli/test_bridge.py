@@ -1,4 +1,4 @@
-"""`bridge`: each transport in front of each other one, and the life of its process."""
+"""`bridge`: each pair of transports, and the start and end of its process."""
 
 from __future__ import annotations
 
@@ -21,11 +21,11 @@ import trustme
 from trio.testing import MockClock, memory_stream_pair, wait_all_tasks_blocked
 
 from tests.cli.servers import server
-from tests.cli.test_cli import apart, on_terminal
+from tests.cli.test_cli import on_terminal, run_apart
 from tests.http.auth_site import auth_site, protected_by
 from tests.peers.visits import served_by_process
 from trio_mcp import open_client, serve_http
-from trio_mcp.cli.bridge import _serve_http  # the command line has no other door
+from trio_mcp.cli.bridge import _serve_http  # the command line has no public API
 from trio_mcp.cli.target import ServerTarget  # the same
 from trio_mcp.client import Client
 from trio_mcp.errors import McpError
@@ -70,24 +70,24 @@ def ended(process: subprocess.Popen[str], number: int = signal.SIGTERM) -> tuple
 
 
 def text(result: CallToolResult) -> str:
-    said: str = result.content[0].text  # type: ignore[union-attr]
-    return said
+    words: str = result.content[0].text  # type: ignore[union-attr]
+    return words
 
 
 def fill_in(form: FormElicitationRequest) -> Mapping[str, Any]:
     return {"response": "blue"}
 
 
-def say(request: SamplingRequest) -> tuple[str, str]:
+def sample(request: SamplingRequest) -> tuple[str, str]:
     return "a joke", "no-model"
 
 
-# The table: what passes, for each pair of transports.
+# The steps that must succeed for each pair of transports.
 
 
 async def elicitation(client: Client) -> None:
-    told = await client.call_tool("test_elicitation", {"message": "Which?"})
-    assert text(told) == 'action=accept content={"response": "blue"}'
+    result = await client.call_tool("test_elicitation", {"message": "Which?"})
+    assert text(result) == 'action=accept content={"response": "blue"}'
 
 
 async def sampling(client: Client) -> None:
@@ -95,11 +95,11 @@ async def sampling(client: Client) -> None:
 
 
 async def progress(client: Client) -> None:
-    heard: list[float] = []
+    reports: list[float] = []
     done = trio.Event()
 
     def report(progress: float, *_: Any) -> None:
-        heard.append(progress)
+        reports.append(progress)
         if progress == 100:
             done.set()
 
@@ -111,7 +111,7 @@ async def progress(client: Client) -> None:
         nursery.start_soon(call)
         await done.wait()
         await client.call_tool("interop_heard")
-    assert heard == [0, 50, 100]
+    assert reports == [0, 50, 100]
 
 
 async def list_changed(client: Client) -> None:
@@ -119,7 +119,7 @@ async def list_changed(client: Client) -> None:
         for kind in ("tools", "prompts", "resources"):
             await client.call_tool("interop_toggle", {"kind": kind, "on": True})
             while (await anext(changes)).kind.name != kind.upper():
-                pass  # the change back of the kind before
+                pass  # the notification of the previous kind, which was switched off
             await client.call_tool("interop_toggle", {"kind": kind, "on": False})
 
 
@@ -145,30 +145,31 @@ async def cancellation(client: Client) -> None:
         pass
 
 
-# A server of an older revision may work on a cancelled call, so in a shared session its questions are refused then.
+# The cancellation comes last.  A server of an older revision may continue a cancelled call, so in a shared session the
+# relay then refuses its requests.
 STEPS = (elicitation, sampling, progress, list_changed, resource_updates, cancellation)
-# In front: the transport and the revision of the client.
+# The transport and the revision of the client.
 FRONTS = [
     ("stdio", D), ("stdio", E), ("url", D), ("url", E), ("sse_url", D), ("websocket_url", D), ("websocket_url", E),
 ]  # fmt: skip
-# Behind: the transport and the revision of the server.
+# The transport and the revision of the server.
 BEHIND = FRONTS
 
 
 @asynccontextmanager
 async def connected(target: str | Sequence[str], revision: str) -> AsyncIterator[Client]:
     options: dict[str, Any] = {} if isinstance(target, str) else {"cwd": ROOT}
-    async with open_client(target, revision=revision, elicitation=fill_in, sampling=say, **options) as client:
+    async with open_client(target, revision=revision, elicitation=fill_in, sampling=sample, **options) as client:
         assert client.revision == revision
         yield client
 
 
 async def failures(target: str | Sequence[str], revision: str) -> dict[str, str]:
-    """What is wrong, by step."""
+    """The errors of the steps, by the name of the step."""
     wrong = {}
     async with connected(target, revision) as client:
         for kind in (client.list_tools, client.list_prompts, client.list_resources):
-            await kind()  # only lists that a client knows can be out of date
+            await kind()  # only a list that the client has requested can become out of date
         for step in STEPS:
             try:
                 with trio.fail_after(30):
@@ -183,17 +184,17 @@ async def failures(target: str | Sequence[str], revision: str) -> dict[str, str]
 @pytest.mark.full
 @pytest.mark.timeout(600)
 @pytest.mark.parametrize("behind", BEHIND)
-async def test_each_transport_before_each_other(behind: tuple[str, str]) -> None:
+async def test_the_bridge_connects_each_pair_of_transports(behind: tuple[str, str]) -> None:
     way, revision = behind
     with served_by_process(sse_path="/sse", message_path="/messages") as served:
         urls = {"url": served.url, "sse_url": served.sse_url, "websocket_url": served.websocket_url}
         target = ["--revision", revision, *(["--", *EVERYTHING] if way == "stdio" else [urls[way]])]
         wrong = {}
         with bridged(*map(str, target)) as (addresses, process):
-            for front, spoken in FRONTS:
-                there = [*BRIDGE, *map(str, target)] if front == "stdio" else addresses[front]
-                if found := await failures(there, spoken):
-                    wrong[front, spoken] = found
+            for front, client_revision in FRONTS:
+                client_target = [*BRIDGE, *map(str, target)] if front == "stdio" else addresses[front]
+                if found := await failures(client_target, client_revision):
+                    wrong[front, client_revision] = found
             status, errors = ended(process)
     assert wrong == {}
     assert (status, errors) == (143, "")
@@ -215,14 +216,14 @@ async def test_an_http_server_over_stdio() -> None:
     with trio.fail_after(60):
         async with trio.open_nursery() as nursery:
             address: HttpAddress = await nursery.start(serve_http, server, "127.0.0.1", 0)
-            heard: list[float] = []
+            reports: list[float] = []
             command = [*BRIDGE, "--revision", E, address.url]
             async with connected(command, D) as client:
                 result = await client.call_tool(
-                    "forecast", {"city": "Oslo"}, on_progress=lambda *on: heard.append(on[0])
+                    "forecast", {"city": "Oslo"}, on_progress=lambda *on: reports.append(on[0])
                 )
                 assert result.structured_content == {"city": "Oslo", "degrees": 12.5}
-            assert heard == [1, 2]
+            assert reports == [1, 2]
             nursery.cancel_scope.cancel()
 
 
@@ -238,7 +239,7 @@ async def test_an_http_server_over_stdio() -> None:
     ],
 )
 def test_mistakes_are_one_line(arguments: Sequence[str], status: int, message: str) -> None:
-    with started(*arguments, stdin=subprocess.PIPE) as process:  # its host stays
+    with started(*arguments, stdin=subprocess.PIPE) as process:  # its standard input stays open
         assert process.stdout is not None
         assert process.stderr is not None
         said, errors = process.stdout.read(), process.stderr.read()
@@ -258,10 +259,10 @@ async def test_hosts_and_origins_are_checked() -> None:
             ({"Origin": "https://page.example"}, 200),
             ({"Origin": "https://evil.example"}, 403),
         ):
-            assert await asked(at["url"], headers) == status, headers
+            assert await status_of(at["url"], headers) == status, headers
 
 
-async def asked(url: str, headers: Mapping[str, str]) -> int:
+async def status_of(url: str, headers: Mapping[str, str]) -> int:
     """The status of a plain request with these headers."""
     host, _, path = url.removeprefix("http://").partition("/")
     ping = b'{"jsonrpc":"2.0","id":1,"method":"initialize","params":{"protocolVersion":"2025-11-25","capabilities":{},"clientInfo":{"name":"a","version":"1"}}}'  # noqa: E501
@@ -277,7 +278,7 @@ async def asked(url: str, headers: Mapping[str, str]) -> int:
 
 
 @pytest.mark.full
-async def test_https_and_the_websocket_are_named(tmp_path: Path) -> None:
+async def test_the_bridge_prints_its_https_and_websocket_urls(tmp_path: Path) -> None:
     authority, context = trustme.CA(), ssl.create_default_context()
     authority.configure_trust(context)
     certificate = str(tmp_path / "both.pem")
@@ -299,7 +300,7 @@ async def test_a_token_is_required_and_never_shown() -> None:
     with bridged("--token-env", "BRIDGE_TOKEN", "--verbose", SERVER, env=environ) as (addresses, process):
         with trio.fail_after(60):
             for header, status in (("Bearer sesame", 200), ("bearer sesame", 200), ("Bearer open", 401), ("", 401)):
-                assert await asked(addresses["url"], {"Authorization": header}) == status, header
+                assert await status_of(addresses["url"], {"Authorization": header}) == status, header
         status, errors = ended(process)
     assert status == 143
     assert "sesame" not in errors
@@ -332,7 +333,7 @@ async def test_a_host_on_stdio_logs_in_once(tmp_path: Path) -> None:
 
 async def test_a_login_that_is_required_names_the_options() -> None:
     async with auth_site() as site, protected_by(site) as url:
-        shown = await trio.to_thread.run_sync(apart, "list", url)
+        shown = await trio.to_thread.run_sync(run_apart, "list", url)
     assert (shown.returncode, shown.stdout) == (1, "")
     assert shown.stderr.endswith("; use --oauth to log in, or --header 'Authorization: Bearer TOKEN'\n")
 
@@ -362,7 +363,7 @@ async def test_a_server_that_dies_is_started_again_for_the_next_call(tmp_path: P
 
 @pytest.mark.full
 @pytest.mark.parametrize("revision", [D, E])
-async def test_skills_pages_and_tasks_pass(revision: str, tmp_path: Path) -> None:
+async def test_skills_pages_and_tasks_pass_the_bridge(revision: str, tmp_path: Path) -> None:
     script = tmp_path / "extended.py"
     script.write_text(
         "from trio_mcp import Context, Server\nfrom trio_mcp.extensions.apps import add_page\n"
@@ -400,13 +401,13 @@ async def test_a_signal_ends_the_bridge_and_its_servers(number: int, status: int
             await begun.wait()
             found, errors = await trio.to_thread.run_sync(ended, process, number)
         assert found == status
-        # Ctrl-C cancels the writes too, and the server behind is ended with its input and by signals.
+        # Ctrl-C cancels the writes, too.  The end of its input and signals then end the upstream server.
         assert errors == ("cancelled\n" if number == signal.SIGTERM else "")
         assert isinstance(outcome[0], McpError)
 
 
 @pytest.mark.full
-def test_on_a_terminal_it_says_that_it_waits() -> None:
+def test_on_a_terminal_the_bridge_says_that_it_waits() -> None:
     shown, status = on_terminal(("bridge", SERVER), [("standard input; Ctrl-C ends\r\n", "\x03")])
     assert (shown, status) == ("trio-mcp: waiting for an MCP client on standard input; Ctrl-C ends\n^C", 130)
 

@@ -14,11 +14,11 @@ import pytest
 import trio
 
 from tests.cli.servers import server as weather
-from tests.cli.test_cli import SERVER, apart
+from tests.cli.test_cli import SERVER, run_apart
 from tests.requirements import TABLE, read
 from trio_mcp import serve_http
 
-# The command line has no other door.
+# The command line has no public API.
 from trio_mcp.cli import check_stream
 from trio_mcp.cli.check_rules import RULES, CheckReport  # the same
 from trio_mcp.cli.check_stream import LineWatch  # the same
@@ -73,7 +73,7 @@ def test_the_rules_are_requirements() -> None:
 
 
 @pytest.mark.parametrize("revision", REVISIONS)
-def test_a_server_of_ours_has_no_deviation(revision: str, capsys: pytest.CaptureFixture[str]) -> None:
+def test_our_server_has_no_deviation(revision: str, capsys: pytest.CaptureFixture[str]) -> None:
     assert (
         main(["check", SERVER, "--revision", revision, "--strict", "--json", "--call", 'forecast={"city": "Oslo"}'])
         == 0
@@ -81,7 +81,7 @@ def test_a_server_of_ours_has_no_deviation(revision: str, capsys: pytest.Capture
     report = found(capsys.readouterr().out)
     assert (report["revision"], report["deviations"], report["notes"]) == (revision, [], [])
     applying = {name for name, rule in RULES.items() if rule.since <= revision <= rule.until}
-    # The server has one page, no templates, no failing call, and sends no log message before it is asked.
+    # The server has one page and no templates; no call fails, and it sends no log message before logging/setLevel.
     untested = {"log-01", "page-11", "res-22", "tool-30"}
     assert applying - set(report["tested"]) <= untested | ({"cmpl-07"} if revision == A else set())
 
@@ -197,7 +197,7 @@ def test_deviations_from_should_fail_if_strict(tmp_path: Path, capsys: pytest.Ca
         (["--", sys.executable, "-c", "raise SystemExit('no licence')"], 3, "the server 'python"),
     ],
 )
-def test_other_failures_are_told_apart(
+def test_other_failures_have_their_own_status_and_message(
     arguments: list[str], status: int, message: str, capsys: pytest.CaptureFixture[str]
 ) -> None:
     assert main(["check", *arguments]) == status
@@ -209,7 +209,7 @@ async def test_a_server_over_http_is_checked(revision: str) -> None:
     async with trio.open_nursery() as nursery:
         address = await nursery.start(serve_http, weather)
         arguments = ["check", address.url, "--revision", revision, "--strict", "--json"]
-        shown = await trio.to_thread.run_sync(partial(apart, *arguments))
+        shown = await trio.to_thread.run_sync(partial(run_apart, *arguments))
         nursery.cancel_scope.cancel()
     assert (shown.returncode, shown.stderr) == (0, "")
     report = found(shown.stdout)
@@ -217,7 +217,7 @@ async def test_a_server_over_http_is_checked(revision: str) -> None:
     assert "stdio-03" not in report["tested"]
 
 
-def test_lines_are_watched() -> None:
+def test_the_rules_for_single_lines_are_checked() -> None:
     watch, report = LineWatch(), CheckReport(E)
     for line in (b'{"jsonrpc": "1.0", "id": 1, "result": {}}\n{"jsonrpc"', b': "2.0", "id": 2}\n5\n'):
         watch("in", line)

@@ -14,9 +14,9 @@ from typing import Any
 
 import pytest
 
-from tests.cli.here import ROOT, run
+from tests.cli.in_process import ROOT, run
 from trio_mcp import Server, open_client
-from trio_mcp.cli.call import read_arguments  # the command line has no other door
+from trio_mcp.cli.call import read_arguments  # the command line has no public API
 from trio_mcp.cli.main import COMMANDS, main  # the same
 from trio_mcp.cli.output import headline  # the same
 from trio_mcp.cli.target import exit_status, last_entry  # the same
@@ -27,8 +27,8 @@ SERVER = str(Path(__file__).parent / "servers.py")
 COMMAND = (sys.executable, "-m", "trio_mcp")
 
 
-def apart(*arguments: str, input: str | None = "", cwd: Path = ROOT) -> subprocess.CompletedProcess[str]:
-    """As `run`, in a process of its own."""
+def run_apart(*arguments: str, input: str | None = "", cwd: Path = ROOT) -> subprocess.CompletedProcess[str]:
+    """Like `run`, but in a process of its own."""
     environ = {**os.environ, "PYTHONPATH": str(ROOT), "COLUMNS": "100"}
     return subprocess.run(
         [*COMMAND, *arguments], input=input, capture_output=True, text=True, timeout=60, cwd=cwd, env=environ
@@ -118,8 +118,8 @@ def test_help_loads_no_protocol() -> None:
     assert shown.stdout.splitlines()[-1] == "False False"
 
 
-def test_list_shows_what_the_server_has() -> None:
-    shown = apart("list", SERVER)
+def test_list_shows_the_entries_of_the_server() -> None:
+    shown = run_apart("list", SERVER)
     assert (shown.returncode, shown.stderr) == (0, "")
     assert shown.stdout == (
         "weather 1.0 (2026-07-28)\n  Ask for a city.\n\nTools\n"
@@ -206,7 +206,7 @@ def test_arguments_may_come_as_json(tmp_path: Path) -> None:
 
 
 def test_a_failing_tool_has_status_one() -> None:
-    shown = apart("call", SERVER, "fails")
+    shown = run_apart("call", SERVER, "fails")
     assert (shown.stdout, shown.returncode) == ("tools/call 'fails' failed; the server's log says why\n", 1)
     assert (
         shown.stderr == "trio-mcp: the log of the server ends with: ValueError: a secret reason; --verbose shows it\n"
@@ -226,7 +226,7 @@ def test_a_failing_tool_has_status_one() -> None:
         ("ready\n[10:01] INFO  bad arguments  server.py:15\n        {'count': 1,\n        'a': 2}\n",
          "[10:01] INFO bad arguments server.py:15 {'count': 1, 'a': 2}"),
         ("\n".join(f"  {number}" for number in range(9)), "4 5 6 7 8"),
-        ('KeyError: 1\n{"file": "a.jsonl", "frames": 6, "bytes": 8152}\n', "KeyError: 1"),  # of `tap --json`
+        ('KeyError: 1\n{"file": "a.jsonl", "frames": 6, "bytes": 8152}\n', "KeyError: 1"),  # `tap --json`
     ],
 )  # fmt: skip
 def test_the_last_entry_of_a_log_is_whole(log: str, expected: str) -> None:
@@ -245,17 +245,17 @@ def test_the_last_entry_of_a_log_is_whole(log: str, expected: str) -> None:
         (True, "x", "a JSON value"),
     ],
 )
-def test_an_argument_that_is_no_json_is_told_what_it_must_be(schema: Any, text: str, expected: str) -> None:
+def test_the_error_for_an_invalid_argument_names_the_expected_type(schema: Any, text: str, expected: str) -> None:
     tool = Tool("t", {"type": "object", "properties": {"it": schema}})
     with pytest.raises(UsageError) as caught:
         read_arguments([f"it={text}"], tool)
     assert str(caught.value) == f"it must be {expected}, got {text!r}"
 
 
-def test_a_json_object_in_place_of_arguments_is_told_its_option() -> None:
+def test_the_error_for_a_json_object_as_argument_names_the_option() -> None:
     tool = Tool("t", {"type": "object", "properties": {"it": {}}})
-    said = r"like NAME=VALUE, and a JSON object of all follows --args; got '{.*; t has it"
-    with pytest.raises(UsageError, match=said):
+    message = r"like NAME=VALUE, and a JSON object of all follows --args; got '{.*; t has it"
+    with pytest.raises(UsageError, match=message):
         read_arguments(['{"it": "a=b"}'], tool)
 
 
@@ -278,7 +278,7 @@ def test_a_server_may_have_no_version() -> None:
     assert headline({}, "2025-11-25") == "a server (2025-11-25)"
 
 
-async def test_a_server_without_completions_is_told(capsys: pytest.CaptureFixture[str]) -> None:
+async def test_a_server_without_completions_is_an_error_of_one_line(capsys: pytest.CaptureFixture[str]) -> None:
     async with open_client(Server("plain")) as client:
         with pytest.raises(NotDeclared) as caught:
             await client.complete(PromptReference("review"), "style", "")
@@ -290,7 +290,7 @@ async def test_a_server_without_completions_is_told(capsys: pytest.CaptureFixtur
     assert capsys.readouterr().err == "trio-mcp: the server has no completions, which completion/complete needs\n"
 
 
-def test_a_resource_that_fails_is_told_with_the_log(tmp_path: Path) -> None:
+def test_a_failed_resource_is_reported_with_the_log_of_the_server(tmp_path: Path) -> None:
     (tmp_path / "server.py").write_text(ONE_OF_EACH)
     shown = run("read", "server.py", "notes://x", cwd=tmp_path)
     assert (shown.stdout, shown.returncode) == ("", 1)
@@ -301,14 +301,12 @@ def test_a_resource_that_fails_is_told_with_the_log(tmp_path: Path) -> None:
 
 
 @pytest.mark.full
-@pytest.mark.parametrize(("revision", "told"), [("2026-07-28", True), ("2025-11-25", False)])
-def test_a_server_that_can_ask_only_in_older_revisions_is_told_with_the_option(
-    revision: str, told: bool, tmp_path: Path
-) -> None:
+@pytest.mark.parametrize(("revision", "hinted"), [("2026-07-28", True), ("2025-11-25", False)])
+def test_a_server_that_asks_only_in_older_revisions_gets_a_hint(revision: str, hinted: bool, tmp_path: Path) -> None:
     (tmp_path / "server.py").write_text(ONE_OF_EACH)
     shown = run("call", "server.py", "ask", "--revision", revision, cwd=tmp_path)
     assert shown.stdout == "elicitation via server-initiated requests is unavailable\n"
-    assert ("this server asks the user in older revisions; add --revision 2025-11-25" in shown.stderr) == told
+    assert ("this server asks the user in older revisions; add --revision 2025-11-25" in shown.stderr) == hinted
 
 
 def test_each_mistake_of_a_call_has_a_line() -> None:
@@ -326,8 +324,8 @@ def test_images_are_saved(tmp_path: Path) -> None:
 def test_prompts_and_completions() -> None:
     assert run("prompt", SERVER, "review", "code=x").stdout == "user\n  Review x, short\n"
     assert run("complete", SERVER, "review", "style", "l").stdout == "long\n"
-    none = run("complete", SERVER, "review", "style", "x")
-    assert (none.stdout, none.stderr, none.returncode) == ("", "trio-mcp: the server suggests no value\n", 0)
+    empty = run("complete", SERVER, "review", "style", "x")
+    assert (empty.stdout, empty.stderr, empty.returncode) == ("", "trio-mcp: the server suggests no value\n", 0)
     pings = json.loads(run("ping", SERVER, "--count", "2", "--json", "--revision", "2025-11-25").stdout)
     assert (pings["method"], len(pings["ms"])) == ("ping", 2)
 
@@ -340,8 +338,8 @@ def test_prompts_and_completions() -> None:
         (("/nonexistent/server",), "/nonexistent/server"),
     ],
 )
-def test_a_server_that_does_not_speak_is_told_apart(command: Sequence[str], message: str) -> None:
-    shown = apart("list", "--timeout", "3", "--", *command)
+def test_a_server_that_sends_no_message_is_reported_with_its_cause(command: Sequence[str], message: str) -> None:
+    shown = run_apart("list", "--timeout", "3", "--", *command)
     assert shown.returncode == 3
     assert message in shown.stderr
     assert shown.stderr.splitlines()[-1].startswith("trio-mcp: ")
@@ -371,7 +369,7 @@ def test_a_file_that_cannot_be_loaded_is_one_line_with_its_place(text: str, reas
     why = "ended with status 1 before its first message; the last line on stderr"
     assert shown.stderr.startswith(f"trio-mcp: the server {os.path.basename(sys.executable)!r} {why}: {reason}")
     assert shown.stderr.count("\n") == 1
-    traceback, _, last = apart("run", "server.py", cwd=tmp_path).stderr.rstrip().rpartition("\n")
+    traceback, _, last = run_apart("run", "server.py", cwd=tmp_path).stderr.rstrip().rpartition("\n")
     assert last.startswith(f"trio-mcp: {reason}")
     assert "trio_mcp" not in traceback
 

@@ -1,4 +1,4 @@
-"""`install` and `hosts`: the files of hosts are read and changed, and nothing else in them."""
+"""`install` and `hosts`: they read the files of hosts and change single entries, and keep the rest of each file."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ import pytest
 
 from tests.cli.test_cli import SERVER, on_terminal
 
-# The parts of the command line have no public door.
+# The parts of the command line have no public API.
 from trio_mcp.cli.edits import put_json, put_toml, read_json, toml_entry
 from trio_mcp.cli.hosts import HOSTS, configuration_files, masked  # the same
 from trio_mcp.cli.main import main  # the same
@@ -71,7 +71,7 @@ def test_an_entry_is_put_into_json(text: str, expected: str) -> None:
     changed = put_json(text, "servers", "new", ENTRY)
     unit = "\t" if "\t" in changed else "  "
     at = changed.index('"new": ') + len('"new": ')
-    end = json.JSONDecoder().raw_decode(changed, at)[1]  # the entry has several lines; here it is put on one
+    end = json.JSONDecoder().raw_decode(changed, at)[1]  # the entry has several lines; here they are joined
     assert changed[at:end].splitlines()[1] == f'{unit * 3}"command": "python",'
     assert changed[:at] + json.dumps(ENTRY) + changed[end:] == expected
     assert read_json(changed)["servers"]["new"] == ENTRY
@@ -119,7 +119,7 @@ def test_toml_that_cannot_be_changed_is_refused(text: str) -> None:
 
 
 @pytest.mark.parametrize("text", ["[]", '{"a" 1}', "{", "nonsense", '{"servers": {"a": 1}'])
-def test_what_is_no_json_object_is_refused(text: str) -> None:
+def test_text_that_is_no_json_object_is_refused(text: str) -> None:
     with pytest.raises(ValueError, match=r"\w"):
         put_json(text, "servers", "new", ENTRY)
 

@@ -1,4 +1,4 @@
-"""`inspect`: what npx is started with.  The Inspector itself is visited in `tests/peers/test_inspect.py`."""
+"""`inspect`: how it starts npx.  `tests/peers/test_inspect.py` runs the real Inspector."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ sys.exit(5)
 
 
 def environ(folder: Path, *programs: str) -> dict[str, str]:
-    """An environment whose PATH has only these programs."""
+    """An environment with a PATH that has only these programs."""
     for name in programs:
         (folder / name).write_text(NPX)
         (folder / name).chmod(0o755)
@@ -45,14 +45,14 @@ def inspect(folder: Path, *arguments: str) -> tuple[dict[str, Any], int]:
     return json.loads(shown.stdout), shown.returncode
 
 
-def test_a_server_is_given_in_a_file_of_its_owner(tmp_path: Path) -> None:
+def test_the_server_is_passed_in_a_private_file(tmp_path: Path) -> None:
     told, status = inspect(tmp_path, SERVER, "--env", "KEY=sesame", "--revision", "2026-07-28")
     assert status == 5
     assert told["arguments"][:3] == ["-y", "@modelcontextprotocol/inspector", "--config"]
     assert len(told["arguments"]) == 4
     assert "sesame" not in str(told["arguments"])
     assert told["mode"][1] == 0o700
-    assert not os.path.exists(told["arguments"][3])  # any more
+    assert not os.path.exists(told["arguments"][3])  # it has been deleted
     command = {"command": sys.executable, "args": ["-m", "trio_mcp", "run", SERVER]}
     entry = {"type": "stdio", **command, "env": {"KEY": "sesame"}, "protocolEra": "modern"}
     assert told["config"] == {"mcpServers": {"servers.py": entry}}
@@ -67,7 +67,7 @@ def test_a_server_is_given_in_a_file_of_its_owner(tmp_path: Path) -> None:
 )
 def test_a_url_has_its_transport(url: str, revision: Sequence[str], kind: str, era: str, tmp_path: Path) -> None:
     told, _ = inspect(tmp_path, url, "--header", "Authorization: Bearer sesame", *revision, "--cli", "tools/list")
-    assert told["arguments"][2] == "--cli"  # before the others, or the page is opened
+    assert told["arguments"][2] == "--cli"  # it must come first; otherwise the Inspector opens its page
     assert told["arguments"][5:] == ["--server", "a.example", "--method", "tools/list"]
     headers = {"Authorization": "Bearer sesame"}
     entry = {"type": kind, "url": url, "headers": headers, "protocolEra": era}

@@ -13,10 +13,10 @@ from pathlib import Path
 
 import pytest
 
-from tests.cli.here import ROOT, run
+from tests.cli.in_process import ROOT, run
 from tests.peers.installed import needs, tool
 
-# The command line has no other door.
+# The command line has no public API.
 from trio_mcp.cli.main import COMMANDS, main
 
 SHELLS = ("bash", "zsh", "fish")
@@ -41,7 +41,7 @@ def test_new_makes_a_project_whose_tests_pass(tmp_path: Path) -> None:
     assert "@" not in "".join((folder / name).read_text() for name in ("README.md", "test_server.py"))
 
 
-def test_new_keeps_what_is_there(
+def test_new_refuses_an_existing_folder_and_bad_names(
     tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.chdir(tmp_path)

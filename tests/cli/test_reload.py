@@ -1,4 +1,4 @@
-"""`run --reload`: the server is another one, and its clients stay connected."""
+"""`run --reload`: a new server replaces the old one, and the clients stay connected."""
 
 from __future__ import annotations
 
@@ -16,10 +16,10 @@ from typing import Any
 import pytest
 import trio
 
-from tests.cli.here import ROOT, run
+from tests.cli.in_process import ROOT, run
 from tests.cli.test_cli import COMMAND
 from trio_mcp import Client, RequestError, open_client
-from trio_mcp.cli.reload import ChangedFiles  # the command line has no other door
+from trio_mcp.cli.reload import ChangedFiles  # the command line has no public API
 
 FIRST = """\
 import trio
@@ -92,7 +92,7 @@ async def by_http(weather: Path, revision: str, errors: list[bytes]) -> AsyncIte
             assert await other.call_tool("forecast", returns=str) == "moon"
         process.send_signal(signal.SIGINT)
         assert process.stderr is not None
-        errors.append(process.stderr.read())  # its end is that of both processes
+        errors.append(process.stderr.read())  # it ends after both processes have ended
         assert process.wait(60) == 130
 
 
@@ -100,23 +100,23 @@ def save(path: Path, text: str) -> None:
     path.write_text(text)
 
 
-async def said(client: Client, tool: str = "forecast") -> str:
-    """The text of a result; a failed call is a result as well."""
+async def text_of(client: Client, tool: str = "forecast") -> str:
+    """The text of a result; a tool that fails has a result, too."""
     (block,) = (await client.call_tool(tool)).content
     text: str = block.text  # type: ignore[union-attr]
     return text
 
 
-async def until_said(client: Client, part: str) -> None:
+async def until_text(client: Client, part: str) -> None:
     while True:
         with contextlib.suppress(RequestError):
-            if part in await said(client):
+            if part in await text_of(client):
                 return
         await trio.sleep(0.05)
 
 
 async def until_listed(client: Client, count: int, changes: AsyncIterator[Any]) -> None:
-    """Wait for notifications until there are so many tools."""
+    """Wait for notifications until the server has this number of tools."""
     while len(await client.list_tools()) != count:
         await anext(changes)
 
@@ -130,24 +130,24 @@ async def until_listed(client: Client, count: int, changes: AsyncIterator[Any]) 
         pytest.param(by_http, "2025-11-25", marks=pytest.mark.full),
     ],
 )
-async def test_an_edited_server_takes_the_place_of_the_old_one(serve: object, revision: str, weather: Path) -> None:
+async def test_an_edited_server_replaces_the_old_one(serve: object, revision: str, weather: Path) -> None:
     errors: list[bytes] = []
     wording = weather.with_name("wording.py")
     with trio.fail_after(60):
         async with serve(weather, revision, errors) as client, client.listen(tools=True) as changes:  # type: ignore[operator]
-            assert await said(client) == "sun"
+            assert await text_of(client) == "sun"
             # A new tool and a new kind of entry.
             save(weather, FIRST + SECOND + "\n\n@server.tool\ndef more() -> str:\n    return 'more'\n")
             await until_listed(client, 3, changes)
-            assert await said(client, "more") == "more"
+            assert await text_of(client, "more") == "more"
             assert (await client.read_resource("notes://today")).contents[0].text == "Buy milk"  # type: ignore[union-attr]
-            # A call that runs gets an error, and a server that does not start says why.
+            # A running call gets an error, and a server that does not start reports the reason.
             async with trio.open_nursery() as nursery:
                 nursery.start_soon(break_file, wording, client)
-                assert await said(client, "forever") == (
+                assert await text_of(client, "forever") == (
                     "the server was started again while tools/call ran, because wording.py has changed; send it again"
                 )
-            broken = await said(client)
+            broken = await text_of(client)
             assert broken == (
                 "the server could not be started: wording.py:1: SyntaxError: '(' was never closed. It is started again "
                 "when a file changes."
@@ -155,15 +155,15 @@ async def test_an_edited_server_takes_the_place_of_the_old_one(serve: object, re
             with pytest.raises(RequestError, match=r"wording\.py:1: SyntaxError"):
                 await client.list_tools()
             save(wording, 'SUN = "moon"\n')
-            await until_said(client, "moon")
+            await until_text(client, "moon")
     seen = b"".join(errors).decode()
     assert "trio-mcp: weather.py has changed; the server is started again\ntrio-mcp: the server runs\n" in seen
     assert "SyntaxError: '(' was never closed\n" in seen
-    assert "trio_mcp" not in seen  # the frames of the command line do not matter
+    assert "trio_mcp" not in seen  # the traceback has no frames of the command line
 
 
 async def break_file(path: Path, client: Client) -> None:
-    """Write a syntax error, once the call runs."""
+    """Write a syntax error while the call runs."""
     while not await client.list_tools():
         await trio.lowlevel.checkpoint()
     save(path, "SUN = (\n")
@@ -174,11 +174,11 @@ async def test_a_call_waits_for_a_server_that_starts(weather: Path) -> None:
     errors: list[bytes] = []
     with trio.fail_after(60):
         async with by_stdio(weather, "2026-07-28", errors) as client:
-            assert await said(client) == "sun"
+            assert await text_of(client) == "sun"
             save(weather, "import time\ntime.sleep(1)\n" + FIRST.replace("wording.SUN", "'new'"))
             while b"is started again" not in b"".join(errors):  # noqa: ASYNC110  # another process writes it
                 await trio.sleep(0.05)
-            assert await said(client) == "new"
+            assert await text_of(client) == "new"
 
 
 @pytest.mark.full
@@ -193,7 +193,7 @@ async def test_a_request_that_only_reads_is_sent_again(revision: str, weather: P
 
 
 async def edit_later(path: Path, text: str, client: Client) -> None:
-    """Change the file, once the requests before have been read."""
+    """Change the file after the previous requests have been read."""
     await client.list_tools()
     save(path, text)
 
@@ -203,10 +203,10 @@ async def test_a_module_that_is_written_later_is_noticed(weather: Path) -> None:
     with trio.fail_after(60):
         async with by_stdio(weather, "2025-11-25", []) as client, client.listen(tools=True) as changes:
             save(weather, f"import later\n{FIRST}\n\nserver.tool(later.tool)\n")
-            await until_said(client, "No module named 'later'")
+            await until_text(client, "No module named 'later'")
             save(weather.with_name("later.py"), "def tool() -> str:\n    return 'late'\n")
             await until_listed_again(client, changes)
-            assert await said(client, "tool") == "late"
+            assert await text_of(client, "tool") == "late"
 
 
 async def until_listed_again(client: Client, changes: AsyncIterator[Any]) -> None:
@@ -260,9 +260,9 @@ async def test_a_server_that_ends_by_itself_is_started_again(weather: Path) -> N
             with pytest.raises(RequestError, match="the upstream server did not answer"):
                 await client.call_tool("die")
             # It has run for less than five seconds, so that only a change starts it.
-            await until_said(client, "ended with status 3")
+            await until_text(client, "ended with status 3")
             save(weather, FIRST)
-            await until_said(client, "sun")
+            await until_text(client, "sun")
 
 
 @pytest.mark.full
@@ -270,7 +270,7 @@ def test_the_server_ends_with_a_parent_that_is_killed(weather: Path) -> None:
     with http_process(weather) as (process, _):
         process.kill()
         assert process.stderr is not None
-        process.stderr.read()  # its end is that of both processes
+        process.stderr.read()  # it ends after both processes have ended
 
 
 @pytest.mark.full
@@ -353,7 +353,7 @@ async def test_a_host_waits_for_a_first_start_that_fails(revision: str, weather:
         async with trio.open_nursery() as nursery:
             nursery.start_soon(edit)
             async with by_stdio(weather, revision, errors) as client:
-                assert await said(client) == "sun"
+                assert await text_of(client) == "sun"
     for reason in ("SyntaxError: '(' was never closed", "NameError: name 'sun' is not defined"):
         start = f"trio-mcp: the server could not be started: wording.py:1: {reason}"
         assert f"{start}. It is started again when a file changes.\n" in seen.decode()
@@ -413,13 +413,13 @@ def test_changed_files_are_noticed_once(tmp_path: Path) -> None:
     os.utime(one, (1001, 1001))
     assert files.look(old) == "one.py"
     assert files.look(old) == ""
-    # A file that is reported later counts from the start of its program on; a time in the future does not.
+    # A file that is reported later is compared with the start of its program; a time in the future is ignored.
     assert files.look(old | {str(two): 2000.0}) == ""
     assert files.look({str(two): 999.0}) == ""
     assert files.look({str(one): 999.0}) == "one.py"
     os.utime(two, (2**33, 2**33))
     assert files.look({str(one): 999.0, str(two): 999.0}) == ""
-    # A file that is remembered is known at once.
+    # A change of a remembered file is reported at the next look.
     folder = {str(tmp_path): float("inf")}
     files.remember(folder)
     assert files.look(folder) == ""
@@ -439,7 +439,7 @@ def test_changed_files_are_noticed_once(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("module", ["trio_mcp.cli.reload", "trio_mcp.cli.reloaded"])
-def test_a_server_without_it_loads_none_of_it(module: str) -> None:
+def test_a_server_without_reload_does_not_import_its_modules(module: str) -> None:
     script = f"import sys; import trio_mcp.cli.serve; print({module!r} in sys.modules)"
     shown = subprocess.run([sys.executable, "-c", script], cwd=ROOT, capture_output=True, text=True, check=True)
     assert shown.stdout == "False\n"
@@ -449,7 +449,7 @@ def test_a_server_without_it_loads_none_of_it(module: str) -> None:
 @pytest.mark.parametrize(
     "command", [("run", "weather.py", "--reload"), ("tap", "-o", "talk.jsonl", "http://127.0.0.1:1/")]
 )
-def test_a_port_in_use_is_told_before_a_server_starts(command: tuple[str, ...], weather: Path) -> None:
+def test_a_port_in_use_is_reported_before_a_server_starts(command: tuple[str, ...], weather: Path) -> None:
     weather.write_text("raise ValueError('not started')\n")
     with socket.create_server(("127.0.0.1", 0)) as used:
         address = f"127.0.0.1:{used.getsockname()[1]}"

@@ -1,4 +1,4 @@
-"""`replay`: the client's half again, with the recorded answers to the server's questions."""
+"""`replay`: it sends the messages of the client again, and the recorded answers to the requests of the server."""
 
 from __future__ import annotations
 
@@ -12,10 +12,10 @@ import pytest
 import trio
 
 from trio_mcp import Accepted, open_client
-from trio_mcp.cli.main import main  # the command line has no other door
+from trio_mcp.cli.main import main  # the command line has no public API
 from trio_mcp.errors import RequestError
 
-from .here import ROOT, run
+from .in_process import ROOT, run
 from .test_cli import COMMAND, SERVER
 
 CHANGED = '''
@@ -124,7 +124,7 @@ def test_named_members_are_not_compared(modern: Path, tmp_path: Path) -> None:
 
 
 def test_generated_values_are_those_of_the_replay(tmp_path: Path) -> None:
-    """The handle of the second run takes the place of that of the first."""
+    """The handle of the second run replaces the handle of the first run."""
     (tmp_path / "pages.py").write_text(PAGES)
     path = tmp_path / "talk.jsonl"
     command = [*COMMAND, "tap", "-o", str(path), "--", *COMMAND, "run", str(tmp_path / "pages.py")]
@@ -147,7 +147,7 @@ def test_two_clients_of_one_recording(legacy: Path, tmp_path: Path) -> None:
     assert shown.stdout.splitlines()[-1] == "12 compared, none different"
 
 
-def test_what_is_no_message_is_not_sent(modern: Path, tmp_path: Path) -> None:
+def test_an_entry_that_is_no_message_is_not_sent(modern: Path, tmp_path: Path) -> None:
     (tmp_path / "t").write_text(modern.read_text() + '{"at": 99, "from": "client", "text": "{bad"}\n')
     shown = run("replay", str(tmp_path / "t"), SERVER)
     assert "not sent: not JSON: {bad" in shown.stdout.splitlines()
@@ -173,7 +173,7 @@ def test_mistakes_are_one_line(
 
 
 def test_over_http(recorded: Path) -> None:
-    """The session of the recording is not that of the replay."""
+    """The replay has a session of its own."""
     server = subprocess.Popen(
         [*COMMAND, "run", SERVER, "--http", "127.0.0.1:0"], cwd=ROOT, stderr=subprocess.PIPE, text=True
     )

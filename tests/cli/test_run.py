@@ -17,10 +17,10 @@ import pytest
 import trio
 import trustme
 
-from tests.cli.here import ROOT, run
+from tests.cli.in_process import ROOT, run
 from tests.cli.test_cli import COMMAND, SERVER
 from trio_mcp import open_client
-from trio_mcp.cli.main import main  # the command line has no other door
+from trio_mcp.cli.main import main  # the command line has no public API
 
 
 @pytest.fixture(scope="module")
@@ -174,7 +174,7 @@ def test_a_public_address_needs_an_option() -> None:
 
 
 @pytest.mark.full
-def test_a_name_that_a_file_does_not_have_is_told_the_others(
+def test_the_error_for_an_unknown_name_lists_the_names_of_the_file(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     monkeypatch.setattr(sys, "excepthook", sys.excepthook)  # the command replaces it

@@ -14,7 +14,7 @@ from typing import Any
 import pytest
 
 from trio_mcp.cli.exchange import DiagramRow, as_json, counts, matching, rows_of  # the links of a diagram
-from trio_mcp.cli.main import main  # the command line has no other door
+from trio_mcp.cli.main import main  # the command line has no public API
 from trio_mcp.cli.recording import RecordedEntry, Recording  # an exchange without a file
 
 from .test_cli import on_terminal
@@ -71,7 +71,7 @@ def test_rows_are_linked() -> None:
         ("end", "the server", ""),
     ]
     links = {row.number: row.request.number for row in found if row.request is not None}
-    assert links == {3: 0, 6: 5, 7: 2, 8: 1, 9: 0}  # the id 1 of one side is not that of the other, nor "1"
+    assert links == {3: 0, 6: 5, 7: 2, 8: 1, 9: 0}  # the ids 1 of the two sides and "1" are different
     assert found[0].seconds == found[9].seconds == 0.0125
     assert counts(found) == {"requests": 5, "ok": 1, "error": 2, "cancelled": 1, "open": 1}
     assert found[4].frame == "Traceback:\nValueError: no city"
@@ -85,7 +85,7 @@ def test_an_answer_without_a_request_and_a_batch() -> None:
     assert [row.title for row in found] == ["ping", "initialized", "no message", "ping", "an answer without a request"]
 
 
-def test_equal_ids_of_two_http_clients_are_told_apart() -> None:
+def test_equal_ids_of_two_http_clients_are_distinguished() -> None:
     def entry(sender: str, number: int, **frame: Any) -> tuple[float, str, dict[str, Any]]:
         return 0.0, sender, {"http": {"number": number}, "frame": {"id": 1, **frame}}
 
@@ -113,7 +113,7 @@ def test_equal_ids_of_two_http_clients_are_told_apart() -> None:
         (7, "7"),
     ],
 )  # fmt: skip
-def test_the_words_of_a_result(result: Any, summary: str) -> None:
+def test_the_summary_of_a_result(result: Any, summary: str) -> None:
     found = rows(
         [(0, "client", {"frame": {"id": 1, "method": "a"}}), (1, "server", {"frame": {"id": 1, "result": result}})]
     )
@@ -243,7 +243,7 @@ def test_a_transcript_is_a_recording(tmp_path: Path, capsys: pytest.CaptureFixtu
         ("> {}\nhello\n", "line 2 of a transcript must begin with"),
     ],
 )
-def test_what_is_no_recording_is_said(
+def test_a_file_that_is_no_recording_is_an_error_of_one_line(
     text: str | None, message: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     if text is not None:
@@ -312,7 +312,7 @@ def test_the_page_in_a_browser(tmp_path: Path) -> None:
     ).stdout  # fmt: skip
     assert "5000 answered" in shown
     assert 'style="height: 300030px;"' in shown
-    assert "\\u202eturned\\u009b" in shown  # a mark of direction would turn the rest of the row around
+    assert "\\u202eturned\\u009b" in shown  # a direction mark would reverse the rest of the row
     assert 10 < shown.count('role="listitem"') < 100  # only the rows in view
 
 

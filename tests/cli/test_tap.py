@@ -1,4 +1,4 @@
-"""`tap`: the wire stays as it is, and the recording has all of it."""
+"""`tap`: all bytes pass unchanged, and the recording has all of them."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ import pytest
 import trio
 
 from trio_mcp import Limits, open_client, serve_http
-from trio_mcp.cli.main import main  # the command line has no other door
+from trio_mcp.cli.main import main  # the command line has no public API
 from trio_mcp.cli.recording import Heard, Recorder, RecordingFile, read_recording, summary_of  # its bounds
 from trio_mcp.cli.tap import pass_through  # in this process, to measure its coverage
 from trio_mcp.cli.tap_http import HttpTap  # in this loop, on any port
@@ -27,7 +27,7 @@ from trio_mcp.errors import McpError
 from trio_mcp.transport.http_pool import HttpPool  # requests that no client of the protocol sends
 from trio_mcp.types import HttpAddress
 
-from .here import run
+from .in_process import run
 from .servers import server
 from .test_cli import SERVER, on_terminal
 
@@ -121,7 +121,7 @@ def test_control_c_at_a_terminal_reaches_the_server_once(tmp_path: Path) -> None
     assert on_terminal(command, [("ready", "\x03")])[1] == 11
 
 
-def test_a_server_that_a_signal_has_ended_looks_the_same(tmp_path: Path) -> None:
+def test_a_signal_that_ends_the_server_ends_tap_as_well(tmp_path: Path) -> None:
     process = tap(tmp_path / "t", "import os; os.abort()")
     process.communicate(timeout=60)
     assert process.returncode == -signal.SIGABRT
@@ -251,7 +251,9 @@ def test_any_division_gives_the_same_frames(tmp_path: Path) -> None:
         assert frames(tmp_path / "t") == [("client", {"a": 1}), ("client", {"b": 2}), ("client", {"c": 3})]
 
 
-def test_a_slow_disk_costs_frames_and_no_time(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_slow_disk_drops_frames_and_does_not_delay_the_exchange(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setattr("trio_mcp.cli.recording._QUEUED", 30)
     gate = threading.Event()
     dumps = marshal.dumps

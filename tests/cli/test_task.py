@@ -1,4 +1,4 @@
-"""``trio-mcp task``, at a server with tasks over HTTP, and at one on stdio that keeps them in a file."""
+"""``trio-mcp task`` with a server with tasks over HTTP, and with a stdio server that keeps its tasks in a file."""
 
 from __future__ import annotations
 
@@ -12,14 +12,14 @@ from typing import Any
 
 import pytest
 
-from tests.cli.here import ROOT, run
+from tests.cli.in_process import ROOT, run
 from tests.cli.test_cli import on_terminal
-from trio_mcp.cli.output import ReportLines  # the command line has no other door
+from trio_mcp.cli.output import ReportLines  # the command line has no public API
 from trio_mcp.core.task_states import TaskState  # the same
 from trio_mcp.core.tasks import TaskStatus  # the same
 
 SERVER = str(Path(__file__).parent / "task_server.py")
-# A server whose tasks ask with the form that it was started with, and take any answer.
+# A server with tasks that send the form of the command line as an elicitation, and accept any answer.
 ASKING = """
 import json, sys
 
@@ -66,7 +66,7 @@ def test_a_task_is_followed_by_its_id(url: str, revision: str) -> None:
 
 
 @pytest.mark.full
-def test_a_task_of_a_server_that_ends_is_told() -> None:
+def test_task_start_warns_that_the_stdio_server_exits() -> None:
     started = run("task", "start", SERVER, "report", "days=9")
     assert (started.returncode, started.stderr.count("\n")) == (0, 1)
     assert started.stderr.startswith("trio-mcp: the server ends now; its task goes on if it has a store")
