@@ -1,11 +1,12 @@
-"""The behaviours of `tests/server`, times the transports.
+"""Runs the tests of `tests/server` on every transport.
 
-A test of `tests/server` speaks lines of JSON over a byte stream.  `copies` makes a copy of such a test that has one
-parameter more, the transport.  The mark `contract` names the tests of the contract, and the rows of their tables:
+A test of `tests/server` exchanges lines of JSON over a byte stream.  `copies` makes a copy of the test with one more
+parameter, the transport.  The mark `contract` selects the tests of the contract, and the rows of their tables:
 
     @pytest.mark.contract(name=("form", "roots"))
 
-A table that the mark does not name gives its first row.  The revisions are not such a table: all of them are tried.
+If the mark does not name a table, the first row of that table is used.  The table of revisions is an exception: all
+revisions are used.
 """
 
 from __future__ import annotations
@@ -23,8 +24,7 @@ from tests.server.raw_client import LATEST, REVISION_NAMES
 
 __all__ = ["EXCEPTIONS", "MODULES", "copies", "over_transports", "tables_of"]
 
-# The other modules are about schemas, values and registrations, which are the same on each transport, or about byte
-# streams.
+# The other modules test schemas, values and registrations, which are equal on each transport, or byte streams.
 MODULES: Mapping[str, ModuleType] = {
     name: importlib.import_module(f"tests.server.test_{name}")
     for name in (
@@ -34,7 +34,7 @@ MODULES: Mapping[str, ModuleType] = {
 }  # fmt: skip
 
 
-# Where a behaviour does not hold, by transport and revision.
+# Predicates for the transports and revisions on which a behaviour does not hold.
 
 
 def _everywhere(transport: str, revision: str) -> bool:
@@ -73,7 +73,7 @@ class _Exception(NamedTuple):
 
 
 _UNREAD = _Exception(_not_in_memory, "another task reads while the client does not")
-_TURNS = _Exception(_not_in_memory, "the server has some turns between two messages")
+_TURNS = _Exception(_not_in_memory, "the server runs between two messages")
 _ORDER = _Exception(_by_requests, "two HTTP requests have no order")
 _HEADERS = _Exception(_by_network, "the request has headers")
 _OUTLIVES = _Exception(_by_network, "the server outlives its clients")
@@ -156,7 +156,7 @@ EXCEPTIONS: Mapping[str, _Exception] = {
 
 
 def holds(name: str, transport: str, revision: str) -> bool:
-    """Whether the behaviour of this name holds on this transport, in this revision."""
+    """Return whether the behaviour of this name holds on this transport, in this revision."""
     if transport == "http+sse" and revision == LATEST:
         return False  # the modern era does not have this transport
     return name not in EXCEPTIONS or not EXCEPTIONS[name].where(transport, revision)
@@ -199,7 +199,7 @@ def _table(mark: pytest.Mark) -> Table:
 
 
 def _chosen(table: Table, choice: Mapping[str, Collection[Any]]) -> Table:
-    """The rows that the mark `contract` names, or else the first row; each in all revisions."""
+    """The rows that the mark `contract` selects, otherwise the first row; each in all revisions."""
     wanted = {name: values for name, values in choice.items() if name in table.names}
     if not wanted:
         wanted = {name: (value,) for name, value in table.read(table.rows[0]).items() if name != "revision"}
@@ -209,7 +209,7 @@ def _chosen(table: Table, choice: Mapping[str, Collection[Any]]) -> Table:
 
 
 def _times_transports(name: str, table: Table) -> Table:
-    """The table of revisions, times the transports.  A test without a revision is about the newest one."""
+    """The table of revisions for each transport.  A test without a revision uses the newest one."""
     rows = []
     for transport in TRANSPORTS:
         for row in table.rows:
@@ -229,7 +229,7 @@ def _times_transports(name: str, table: Table) -> Table:
 def transport(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> Iterator[str]:
     """The transport of `connected`.  A case of the contract that does not connect fails.
 
-    A row of the long suite may have nothing to try in its revision.
+    A case of the long suite may have no connection in its revision.
     """
     serve, served = TRANSPORTS[request.param], False
 
@@ -245,10 +245,10 @@ def transport(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -
 
 
 def over_transports(test: Any, choice: Mapping[str, Collection[Any]] | None) -> Any:
-    """A copy of the test over all transports; None for a test that holds on none.
+    """A copy of the test over all transports; None for a test that holds on no transport.
 
-    With a choice the copy has these rows of its tables, at the speeds of the suite.  Without one it has all rows, and
-    all cases are of the long suite.
+    With a choice the copy has the chosen rows of its tables, at the speeds of the suite.  Without a choice it has all
+    rows, and all its cases belong to the long suite.
     """
     tables = tables_of(test)
     if choice is not None:

@@ -17,7 +17,7 @@ from tests.contract.cases import tables_of
 from tests.contract.transports import TRANSPORTS
 from tests.speeds import DEFAULT, speeds
 
-# Names of the client's half.
+# The names of transports in the tests of clients.
 NAMES = {"child": "stdio", "http": "http stream"}
 
 

@@ -1,6 +1,6 @@
 """The server's half of the contract: the tests of `tests/server` with the mark `contract`, over every transport.
 
-The default suite has the two newest revisions; over HTTP+SSE it has the transport's own revision, 2024-11-05, and
+The default suite has the two newest revisions; over HTTP+SSE it has 2024-11-05, the revision of that transport, and
 2025-11-25.
 """
 
@@ -31,10 +31,10 @@ async def megabyte(revision: str, autojump_clock: MockClock) -> None:
         assert result["content"][0]["text"] == text[::-1]
 
 
-test_a_megabyte_goes_there_and_back = over_transports(megabyte, {})
+test_a_megabyte_is_sent_in_both_directions = over_transports(megabyte, {})
 
 
-def test_each_module_with_a_test_of_the_contract_is_among_the_modules() -> None:
+def test_each_module_with_a_contract_test_is_in_modules() -> None:
     files = Path(raw_client.__file__).parent.glob("test_*.py")
     marked = {file.stem.removeprefix("test_") for file in files if "@pytest.mark.contract" in file.read_text()}
     assert marked - MODULES.keys() == set()

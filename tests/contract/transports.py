@@ -1,21 +1,21 @@
 """Every transport, behind the byte stream of `tests.server.raw_client`.
 
-A test that uses `connected(server, revision)` runs over any transport, unchanged: `connected` serves the server's end
-of its stream by `trio_mcp.server.session.serve_stream`, and the fixture of `tests.contract.cases` puts one of
-`TRANSPORTS` in its place.
+A test that uses `connected(server, revision)` runs unchanged over any transport.  `connected` serves the server's end
+of its stream with `trio_mcp.server.session.serve_stream`.  The fixture of `tests.contract.cases` replaces this function
+by one of `TRANSPORTS`.
 
 - `memory` is `serve_stream` itself.
 - `stdio` is `serve_stdio`, with two pipes as fds 0 and 1.
-- The others are gateways.  A gateway takes the client's lines and sends them as its transport wants them.  It gives
-  back as lines the messages of all streams.  `client.HttpClient` checks the HTTP itself.  At the end of the client's
-  lines the gateway ends a session by DELETE, and a modern request by closing its response.  With the server the lines
-  end.
+- The others are gateways.  A gateway reads the lines of the client and sends them in the form of its transport.  It
+  returns the messages of all streams as lines.  `client.HttpClient` checks the HTTP itself.  At the end of the client's
+  lines the gateway ends a session with DELETE, and a modern request by closing its response.  If the server ends, the
+  lines end.
 
-`http json` accepts both kinds of response: an answer is JSON unless the server says something before it.  `http stream`
-accepts event streams only.  `asgi` is as `http json`, with the ASGI application in a host in memory.
+`http json` accepts both kinds of response: a response is JSON unless the server sends a message before its result.
+`http stream` accepts only event streams.  `asgi` is like `http json`, with the ASGI application in a host in memory.
 
-Between two messages of the client the server has a few turns.  So the server hears the messages in the order in which
-the test sends them, as it does in memory.
+Between two messages of the client the server can run for some checkpoints.  So it reads the messages in the order in
+which the test sends them, as it does in memory.
 """
 
 from __future__ import annotations
@@ -49,8 +49,8 @@ from trio_mcp.server import serve_stdio, serve_stream
 
 __all__ = ["TRANSPORTS"]
 
-_TURNS = 40  # more than it takes from the bytes of a request to its being heard
-_GONE = (trio.BrokenResourceError, trio.ClosedResourceError)
+_CHECKPOINTS = 40  # more than the server needs to read a request
+_CLOSED = (trio.BrokenResourceError, trio.ClosedResourceError)
 
 
 def _parsed(line: bytes) -> Any:
@@ -62,18 +62,18 @@ def _parsed(line: bytes) -> Any:
 
 
 async def _lines(stream: trio.abc.ReceiveStream) -> AsyncIterator[bytes]:
-    """The lines, without their ends.  Other tasks have some turns between two lines."""
+    """The lines, without their ends.  Other tasks can run between two lines."""
     rest = b""
     async for data in stream:
         *lines, rest = (rest + bytes(data)).split(b"\n")
         for line in lines:
             yield line
-            for _ in range(_TURNS):
+            for _ in range(_CHECKPOINTS):
                 await trio.lowlevel.checkpoint()
 
 
 class _Gateway:
-    """One client's lines on one side, a transport on the other."""
+    """Connects the lines of one client with a transport."""
 
     def __init__(self, stream: trio.abc.Stream, web: HttpClient) -> None:
         self.stream = stream
@@ -82,10 +82,10 @@ class _Gateway:
         self._writing = trio.Lock()
 
     async def run(self) -> None:
-        """Until the client has ended its lines, or the server everything."""
+        """Run until the client has ended its lines, or the server has closed."""
         async with trio.open_nursery() as self.nursery:
             await self.begin()
-            with contextlib.suppress(*_GONE):
+            with contextlib.suppress(*_CLOSED):
                 async for line in _lines(self.stream):
                     await self.take(line)
             await self.finish()
@@ -101,8 +101,7 @@ class _Gateway:
     async def refused(self, answer: Answer, message: Any) -> None:
         """A status stands for an error: of the request, or without an id for a line that is not a message.
 
-        HTTP refuses responses and notifications as well.  A byte stream does not answer them, but for a notification
-        that is not valid.
+        HTTP refuses responses and notifications as well.  On a byte stream only an invalid notification is answered.
         """
         if not isinstance(message, dict) or "method" in message:
             id = message.get("id") if isinstance(message, dict) else None
@@ -110,13 +109,13 @@ class _Gateway:
 
     async def give(self, message: Any) -> None:
         text = message if isinstance(message, bytes) else json.dumps(message, ensure_ascii=False).encode()
-        with contextlib.suppress(*_GONE):
+        with contextlib.suppress(*_CLOSED):
             async with self._writing:
                 await self.stream.send_all(text + b"\n")
 
 
 class _Streamable(_Gateway):
-    """Streamable HTTP, of whichever era the messages are."""
+    """Streamable HTTP, in the era of the messages."""
 
     def __init__(self, stream: trio.abc.Stream, web: HttpClient, accept: str | None = None) -> None:
         super().__init__(stream, web)
@@ -124,7 +123,7 @@ class _Streamable(_Gateway):
         self.revision = LATEST
         self._headers = {} if accept is None else {"Accept": accept}
         self._running: dict[str, trio.CancelScope] = {}
-        self._posts = 0  # that are not answered to their ends
+        self._posts = 0  # requests without a complete response
         self._answered = trio.lowlevel.ParkingLot()
 
     async def take(self, line: bytes) -> None:
@@ -143,7 +142,7 @@ class _Streamable(_Gateway):
             await self._post(message, line, modern)
 
     def _learn(self, message: Any) -> bool:
-        """Which era it is that speaks."""
+        """Return whether the message belongs to the modern era."""
         params = message.get("params") if isinstance(message, dict) else None
         meta = params.get("_meta") if isinstance(params, dict) else None
         if isinstance(meta, dict) and isinstance(meta.get(META_VERSION), str):
@@ -166,7 +165,7 @@ class _Streamable(_Gateway):
                     self._opened(dict(head.headers))
                 await self._answer(link, head, checks, session, message)
             except Cut:
-                pass  # the server has gone; what that means is for the test to say
+                pass  # the server has closed; the test decides whether that is right
             finally:
                 if scope.cancel_called and link is not None:
                     with trio.CancelScope(shield=True):
@@ -188,23 +187,23 @@ class _Streamable(_Gateway):
                 await self._forward(stream)
                 if not checks.open or session is None or stream.retry is None:
                     return
-                await trio.sleep(stream.retry / 1000)  # closed early: come back for the rest
+                await trio.sleep(stream.retry / 1000)  # closed early: open it again for the rest
                 stream = await self.web.open(session=session, after=stream.last_event_id)
         answer = await self.web._whole(link, head)
         if answer.status >= 400 and "id" not in answer.json:
             await self.refused(answer, asked)
         elif answer.body:
-            await self._hear_opening(answer.json)
+            await self._read_opening(answer.json)
             await self.give(answer.body)
 
     async def _forward(self, stream: Stream) -> None:
         async with stream:
             async for event in stream:
                 if event.data:
-                    await self._hear_opening(json.loads(event.data))
+                    await self._read_opening(json.loads(event.data))
                     await self.give(event.data)
 
-    async def _hear_opening(self, message: Any) -> None:
+    async def _read_opening(self, message: Any) -> None:
         result = message.get("result") if isinstance(message, dict) else None
         if self.revision == LATEST and isinstance(result, dict) and "protocolVersion" in result:
             self.revision = result["protocolVersion"]
@@ -213,7 +212,7 @@ class _Streamable(_Gateway):
                 self.nursery.start_soon(self._listen, self.session, name="a GET")
 
     async def _listen(self, session: str) -> None:
-        """The session's own stream, for as long as it lives; with it, and the last answer, ends everything."""
+        """Forward the standalone stream of the session.  The gateway ends after it and after the last response."""
         with contextlib.suppress(Cut):
             await self._forward(await self.web.open(session=session, revision=self.revision))
         while self._posts:
@@ -269,7 +268,7 @@ class _WebSocket(_Gateway):
 
     async def _forward(self) -> None:
         text = ""
-        with contextlib.suppress(*_GONE):
+        with contextlib.suppress(*_CLOSED):
             while data := bytes(await self._link.receive_some()):
                 self._socket.receive_data(data)
                 for event in self._socket.events():
@@ -291,13 +290,13 @@ class _WebSocket(_Gateway):
         self.nursery.cancel_scope.cancel()
 
     async def take(self, line: bytes) -> None:
-        with contextlib.suppress(*_GONE):
+        with contextlib.suppress(*_CLOSED):
             await self._send(TextMessage(line.decode()))
 
     async def finish(self) -> None:
-        with contextlib.suppress(*_GONE):
+        with contextlib.suppress(*_CLOSED):
             await self._send(CloseConnection(code=1000))
-            await trio.sleep_forever()  # until the server has closed its side, which ends everything
+            await trio.sleep_forever()  # until the server closes its side, which ends the gateway
 
     async def _send(self, event: Event) -> None:
         async with self._sending:
@@ -335,7 +334,7 @@ async def _over_http(
 
 async def _over_asgi(server: Any, stream: trio.abc.Stream, *, tap: Any = None) -> None:
     assert tap is None, "an ASGI application has no tap"
-    # Clients without addresses, as over the memory streams of the others: an address has a share of the calls.
+    # Clients without addresses, as over the memory streams of the other transports: calls are limited per address.
     async with hosted(AsgiApp(server, allowed_hosts=LOOPBACK_HOSTS), client=None) as web:
         web.check = False
         await _Streamable(stream, web).run()
@@ -345,7 +344,7 @@ async def _over_asgi(server: Any, stream: trio.abc.Stream, *, tap: Any = None) -
 
 # Standard input and output.
 
-_standard = threading.Lock()  # one pair of fds, one client
+_standard = threading.Lock()  # this process has one pair of fds, for one client
 
 
 async def _over_stdio(server: Any, stream: trio.abc.Stream, *, tap: Any = None) -> None:
@@ -361,7 +360,7 @@ async def _over_stdio(server: Any, stream: trio.abc.Stream, *, tap: Any = None) 
         back, stdout = os.pipe()
         with unwrapped(), closing(FdStream(there)) as to_server, closing(FdStream(back)) as from_server:
             async with trio.open_nursery() as nursery:
-                with _standing_in(stdin, stdout):
+                with _as_standard_streams(stdin, stdout):
                     nursery.start_soon(_write_lines, stream, to_server, name="to standard input")
                     nursery.start_soon(_copy, from_server, stream, name="from standard output")
                     await serve_stdio(server, tap=tap)
@@ -370,8 +369,8 @@ async def _over_stdio(server: Any, stream: trio.abc.Stream, *, tap: Any = None) 
 
 
 @contextlib.contextmanager
-def _standing_in(*ends: int) -> Iterator[None]:
-    """Two fds are fds 0 and 1 of this process during the block, and closed afterwards."""
+def _as_standard_streams(*ends: int) -> Iterator[None]:
+    """Use two fds as fds 0 and 1 of this process during the block, then close them."""
     kept = [os.dup(fd) for fd in (0, 1)]
     for fd, end in enumerate(ends):
         os.dup2(end, fd)
@@ -385,17 +384,17 @@ def _standing_in(*ends: int) -> Iterator[None]:
 
 
 async def _write_lines(source: trio.abc.ReceiveStream, sink: trio.abc.SendStream) -> None:
-    """Pass the lines on, and then the end of the stream."""
+    """Forward the lines, and then the end of the stream."""
     async with sink:
-        with contextlib.suppress(*_GONE):
+        with contextlib.suppress(*_CLOSED):
             async for line in _lines(source):
                 await sink.send_all(line + b"\n")
 
 
 async def _copy(source: trio.abc.ReceiveStream, sink: trio.abc.Stream) -> None:
-    """Pass the bytes on, and then the end of the stream."""
+    """Forward the bytes, and then the end of the stream."""
     async with sink:
-        with contextlib.suppress(*_GONE):
+        with contextlib.suppress(*_CLOSED):
             async for data in source:
                 await sink.send_all(data)
 

@@ -53,13 +53,7 @@ class Load:
                     await visit(web)
             except trio.TooSlowError:
                 self.tally["no end"] += 1
-            except (
-                Cut,
-                ProtocolViolation,
-                OSError,
-                trio.BrokenResourceError,
-                AssertionError,
-            ):  # a host sees a failed request
+            except (Cut, ProtocolViolation, OSError, trio.BrokenResourceError, AssertionError):  # a failed request
                 self.tally["refused"] += 1
                 await trio.sleep(0.1)
             finally:

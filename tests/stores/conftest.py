@@ -1,4 +1,4 @@
-"""The stores, one after the other."""
+"""Fixtures: each store, and the Redis server for all tests."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from trio_mcp.stores import MemoryStore, RedisStore, SQLiteStore
 
 @pytest.fixture(scope="session")
 def redis() -> Iterator[RedisServer]:
-    """One for all tests, each with stores of its own name.  As a cluster it refuses steps with keys of two slots."""
+    """One server for all tests, with another name in each test.  A cluster refuses commands with keys of two slots."""
     with redis_server(*cluster()) as server:
         server.ask("CLUSTER ADDSLOTSRANGE 0 16383")
         while b"cluster_state:ok" not in server.ask("CLUSTER INFO"):
@@ -27,7 +27,7 @@ def redis() -> Iterator[RedisServer]:
 
 @pytest.fixture(params=["memory", "sqlite", pytest.param("redis", marks=pytest.mark.full)])
 def make(request: pytest.FixtureRequest, tmp_path: Path) -> Make:
-    """Makes the store of one more process: the file is shared, and the store in memory is the same object."""
+    """A function that makes the store of another process.  Processes share a file; in memory they share the object."""
     memory = MemoryStore(max_bytes=MOST)
     if request.param == "memory":
         return lambda: memory

@@ -1,4 +1,4 @@
-"""What the tests of stores share: a row, and stores that are open."""
+"""Helpers of the tests of stores: a row, and open stores."""
 
 from __future__ import annotations
 
@@ -12,14 +12,14 @@ from trio_mcp.stores import Row, Store
 from trio_mcp.stores.rows import Message  # authors of servers need neither
 
 Make: TypeAlias = Callable[[], Store]
-MOST = 4_000_000  # bytes of a store
+MOST = 4_000_000  # the largest size of a store, in bytes
 NOW = 1000.0
 ROW = Row("task", "a", b"{}", "ann", NOW)
 
 
 @asynccontextmanager
 async def opened(make: Make, count: int = 1) -> AsyncIterator[tuple[Store, ...]]:
-    """The stores of so many processes."""
+    """Open the stores of this number of processes."""
     async with AsyncExitStack() as stack:
         yield tuple([await stack.enter_async_context(make()) for _ in range(count)])
 

@@ -1,4 +1,4 @@
-"""The store in Redis: what its contract does not say, with a server that goes away, comes back, and does not answer."""
+"""The store in Redis, beyond the contract of stores: a server that stops, restarts or does not answer."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ def server() -> Iterator[RedisServer]:
 
 
 async def fails(store: RedisStore) -> bool:
-    """Whether a call fails; it does not wait long."""
+    """Return whether a call fails, with a short time limit."""
     with trio.fail_after(5):
         try:
             await store.get("task", "a")
@@ -46,7 +46,7 @@ async def fails(store: RedisStore) -> bool:
 
 async def works_again(store: RedisStore) -> None:
     with trio.fail_after(10):
-        while await fails(store):  # noqa: ASYNC110  # it works when Redis does
+        while await fails(store):  # noqa: ASYNC110  # until Redis works again
             await trio.sleep(0.01)
 
 
@@ -98,7 +98,7 @@ async def test_a_store_goes_on_when_redis_is_back(server: RedisServer) -> None:
 
 
 @pytest.mark.full
-async def test_a_redis_that_does_not_answer_is_given_up(server: RedisServer) -> None:
+async def test_calls_fail_if_redis_does_not_answer(server: RedisServer) -> None:
     async with RedisStore(server.url) as store:
         await store.add(ROW)
         server.stop()
@@ -108,7 +108,7 @@ async def test_a_redis_that_does_not_answer_is_given_up(server: RedisServer) -> 
             failed.append(await fails(store))
 
         async with trio.open_nursery() as nursery:
-            for number in range(300):  # more than are sent at once
+            for number in range(300):  # more than the store sends at once
                 nursery.start_soon(call, number)
         assert failed == [True] * 300
         server.go_on()
@@ -119,34 +119,34 @@ async def test_a_redis_that_does_not_answer_is_given_up(server: RedisServer) -> 
 async def test_an_answer_that_came_while_the_loop_was_blocked_counts(server: RedisServer) -> None:
     async with RedisStore(server.url) as store, trio.open_nursery() as nursery:
         server.stop()
-        for _ in range(300):  # more than are sent at once
+        for _ in range(300):  # more than the store sends at once
             nursery.start_soon(store.get, "task", "a")
         await trio.testing.wait_all_tasks_blocked()
         server.go_on()
-        time.sleep(1.5)  # noqa: ASYNC251  # as a handler that computes
+        time.sleep(1.5)  # noqa: ASYNC251  # like a handler that computes
 
 
 @pytest.mark.full
-async def test_a_loop_that_is_always_late_does_not_take_redis_for_dead(server: RedisServer) -> None:
+async def test_a_slow_event_loop_does_not_disconnect_redis(server: RedisServer) -> None:
     async with RedisStore(server.url) as store, trio.open_nursery() as nursery:
 
         async def compute() -> None:
             while True:
                 await trio.lowlevel.checkpoint()
-                time.sleep(0.1)  # noqa: ASYNC251  # as many tasks do on a busy machine
+                time.sleep(0.1)  # noqa: ASYNC251  # like many tasks on a busy machine
 
         assert store._link is not None
         store._link.drop()
         nursery.start_soon(compute)
         async with trio.open_nursery() as calls:
-            for _ in range(40):  # more than are sent at once
+            for _ in range(40):  # more than the store sends at once
                 calls.start_soon(store.get, "task", "a")
         nursery.cancel_scope.cancel()
 
 
 @attrs.define
-class Between:
-    """A proxy before a Redis; `spoil` is what becomes of the next answers."""
+class RedisProxy:
+    """A proxy in front of Redis; `spoil` changes its responses."""
 
     path: Path
     spoil: Callable[[bytes], bytes] = bytes
@@ -179,19 +179,17 @@ class Between:
         pytest.param(lambda data: b">1\r\n$1\r\nx\r\n", id="pushed"),
     ],
 )
-async def test_an_answer_that_is_spoilt_costs_one_connection(
-    server: RedisServer, spoil: Callable[[bytes], bytes]
-) -> None:
-    between = Between(server.path)
+async def test_the_store_recovers_from_a_corrupt_response(server: RedisServer, spoil: Callable[[bytes], bytes]) -> None:
+    proxy = RedisProxy(server.path)
     async with trio.open_nursery() as nursery:
-        url = await nursery.start(between.run)
+        url = await nursery.start(proxy.run)
         async with RedisStore(url) as store, RedisStore(server.url) as other, store.receive(["a"]) as messages:
             await store.add(ROW)
-            between.spoil = spoil
+            proxy.spoil = spoil
             assert await fails(store)
-            await other.send("a", b"lost")  # spoils the connection of messages
+            await other.send("a", b"lost")  # the response on the connection for messages is corrupt, too
             await trio.sleep(0.1)
-            between.spoil = bytes
+            proxy.spoil = bytes
             await works_again(store)
             assert await store.get("task", "a") == ROW
             with trio.fail_after(15):
@@ -221,7 +219,7 @@ async def test_cancelled_calls_leave_nothing_behind(server: RedisServer) -> None
                 await store.add(ROW)
         assert await store.get("task", "a") in (ROW, None)
         server.stop()
-        for _ in range(1200):  # each is cancelled before its deadline, so no call finds out that Redis is away
+        for _ in range(1200):  # each call is cancelled so early that it does not notice the silence of Redis
             with trio.move_on_after(0):
                 await store.get("task", "a")
             with trio.move_on_after(0.0001):
@@ -234,7 +232,7 @@ async def test_cancelled_calls_leave_nothing_behind(server: RedisServer) -> None
 
 
 @pytest.mark.full
-async def test_calls_that_are_cancelled_while_they_connect_do_no_harm(server: RedisServer) -> None:
+async def test_calls_that_are_cancelled_while_they_connect_leave_the_store_usable(server: RedisServer) -> None:
     async with RedisStore(server.url) as store:
         for _ in range(100):
             assert store._link is not None
@@ -254,7 +252,7 @@ async def test_a_script_that_was_forgotten_is_loaded_again(server: RedisServer) 
 
 
 @pytest.mark.full
-async def test_what_redis_refuses_is_said(server: RedisServer) -> None:
+async def test_an_error_response_of_redis_is_reported(server: RedisServer) -> None:
     async with RedisStore(server.url) as store:
         await store.add(ROW)
         server.ask("CONFIG SET maxmemory 1")
@@ -263,11 +261,11 @@ async def test_what_redis_refuses_is_said(server: RedisServer) -> None:
         link = store._link
         server.ask("CONFIG SET maxmemory 0")
         assert await store.get("task", "a") == ROW
-        assert store._link is link  # the connection is as good as before
+        assert store._link is link  # the connection is still in use
 
 
 @pytest.mark.full
-async def test_what_has_expired_goes_without_a_sweep(server: RedisServer) -> None:
+async def test_expired_data_disappears_without_a_sweep(server: RedisServer) -> None:
     async with RedisStore(server.url, name="x") as store:
         await store.add(ROW)
         await store.add(attrs.evolve(ROW, key="b", expires=2.0))
@@ -275,7 +273,7 @@ async def test_what_has_expired_goes_without_a_sweep(server: RedisServer) -> Non
         prefix = "trio_mcp:1:{x}"
         ttl = {key: server.ask(f"TTL {prefix}:{key}") for key in ("body:4:taska", "body:4:taskb", "events:s")}
         assert ttl == {"body:4:taska": b":-1\r\n", "body:4:taskb": b":3600\r\n", "events:s": b":3600\r\n"}
-        server.ask(f"DEL {prefix}:body:4:taskb {prefix}:events:s")  # as an hour later
+        server.ask(f"DEL {prefix}:body:4:taskb {prefix}:events:s")  # like Redis does an hour later
         assert await store.get("task", "b") is None
         assert [row.key for row in await store.list("task", "ann", (-inf, ""), 9)] == ["a"]
         assert not await store.replace(attrs.evolve(ROW, key="b"))
@@ -291,12 +289,12 @@ async def test_what_has_expired_goes_without_a_sweep(server: RedisServer) -> Non
 
 
 @pytest.mark.full
-async def test_the_node_of_a_cluster_that_has_the_store_is_found() -> None:
+async def test_the_cluster_node_that_has_the_store_is_found() -> None:
     options = cluster()
     with redis_server(*options) as owner, redis_server(*cluster()) as other:
         owner.ask("CLUSTER ADDSLOTSRANGE 0 16383")
         other.ask(f"CLUSTER MEET 127.0.0.1 {options[3]} {options[5]}")
-        # The nodes decide when.
+        # The nodes need some time to agree.
         while not all(b"cluster_state:ok" in each.ask("CLUSTER INFO") for each in (owner, other)):  # noqa: ASYNC110
             await trio.sleep(0.01)
         async with RedisStore(other.url) as store, RedisStore(owner.url) as direct, store.receive(["a"]) as messages:
@@ -332,7 +330,7 @@ async def test_tls_and_passwords(caplog: pytest.LogCaptureFixture, tmp_path: Pat
             assert await store.add(ROW)
             assert repr(store) == f"RedisStore('rediss://localhost:{port}/0')"
         with pytest.raises(StoreFailed) as caught:
-            async with RedisStore(url):  # its certificate is of no authority that this machine knows
+            async with RedisStore(url):  # this machine does not trust the authority of the certificate
                 pass
         errors = [str(caught.value), repr(caught.value.__cause__)]
         with pytest.raises(StoreFailed) as caught:
@@ -390,7 +388,7 @@ def test_a_store_says_what_to_install(monkeypatch: pytest.MonkeyPatch) -> None:
         RedisStore("redis://localhost")
 
 
-async def test_text_that_cannot_be_sent_costs_the_others_nothing(server: RedisServer) -> None:
+async def test_text_that_cannot_be_sent_fails_only_its_call(server: RedisServer) -> None:
     added: list[bool] = []
     async with RedisStore(server.url) as store, trio.open_nursery() as nursery:
 

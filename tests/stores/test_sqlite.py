@@ -1,4 +1,4 @@
-"""The store in a file: what its contract does not say."""
+"""The store in a file, beyond the contract of stores: files, locks, processes and failures."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ async def test_a_store_in_a_file_keeps_what_was_written(tmp_path: Path) -> None:
         assert await store.get("task", "a") == ROW
 
 
-async def test_a_store_that_is_not_open_says_so(tmp_path: Path) -> None:
+async def test_a_store_that_has_not_been_opened_raises(tmp_path: Path) -> None:
     store = SQLiteStore(tmp_path / "x.db")
     with pytest.raises(UsageError, match="is not open; use it inside `async with`"):
         await store.get("task", "a")
@@ -68,7 +68,7 @@ async def test_the_file_of_another_program_is_left_alone(tmp_path: Path, sql: st
     theirs.close()
 
 
-async def test_a_file_that_cannot_be_used_is_no_mistake_of_the_program(tmp_path: Path) -> None:
+async def test_a_file_that_cannot_be_used_raises_a_store_error(tmp_path: Path) -> None:
     with pytest.raises(StoreFailed, match="unable to open database file") as caught:
         async with SQLiteStore(tmp_path):
             pass
@@ -76,7 +76,7 @@ async def test_a_file_that_cannot_be_used_is_no_mistake_of_the_program(tmp_path:
     with pytest.raises(StoreFailed) as caught:
         async with SQLiteStore("/dev/null"):
             pass
-    assert "rollback" not in str(caught.value)  # of which SQLite has no need
+    assert "rollback" not in str(caught.value)  # the error names the cause, not the failed rollback
     (tmp_path / "text").write_text("Dear diary, " * 1000)
     with pytest.raises(StoreFailed, match="not a database"):
         async with SQLiteStore(tmp_path / "text"):
@@ -104,14 +104,14 @@ async def test_a_commit_that_fails_fails_each_of_its_writes(tmp_path: Path) -> N
         with sqlite3.connect(path) as other:
             other.execute("ALTER TABLE away RENAME TO rows")
         other.close()
-        assert await store.add(attrs.evolve(ROW, key="b"))  # the store goes on
+        assert await store.add(attrs.evolve(ROW, key="b"))  # the store still works
 
 
 async def test_a_write_that_is_cancelled_while_it_waits_never_happens(tmp_path: Path) -> None:
     path = tmp_path / "x.db"
     async with SQLiteStore(path) as store, trio.open_nursery() as nursery:
         with sqlite3.connect(path, isolation_level=None) as other:
-            other.execute("BEGIN IMMEDIATE")  # the first write waits for it in its thread
+            other.execute("BEGIN IMMEDIATE")  # the first write waits for this transaction in its thread
             nursery.start_soon(store.add, ROW)
             await trio.testing.wait_all_tasks_blocked()
             with trio.move_on_after(0) as scope:
@@ -126,7 +126,7 @@ async def test_a_write_that_is_cancelled_while_it_waits_never_happens(tmp_path: 
 
 @contextmanager
 def locked(path: Path) -> Iterator[None]:
-    """A block in which another process has a transaction that writes."""
+    """A block during which another process has a write transaction."""
     with closing(sqlite3.connect(path, isolation_level=None)) as other:
         other.execute("BEGIN IMMEDIATE")
         yield
@@ -148,7 +148,7 @@ async def test_writes_to_a_locked_file_fail_together_and_reads_go_on(
         await store.add(ROW)
         with locked(path):
             async with trio.open_nursery() as nursery:
-                for key in "bcd":  # the second and the third wait behind the first, and not once more
+                for key in "bcd":  # the second and the third fail with the first, without a wait of their own
                     nursery.start_soon(write, key)
                 await trio.testing.wait_all_tasks_blocked()
                 assert await store.get("task", "a") == ROW
@@ -178,8 +178,8 @@ async def test_a_call_that_waits_for_a_locked_file_can_be_cancelled(tmp_path: Pa
             nursery.start_soon(store.add, attrs.evolve(ROW, key="b"))
             await trio.sleep(0.1)
             first.cancel()
-            await trio.sleep(3 * sqlite_file._TRY)  # the second one goes on in its place
-        while await store.get("task", "b") is None:  # noqa: ASYNC110  # SQLite says when
+            await trio.sleep(3 * sqlite_file._TRY)  # the second call waits in its place
+        while await store.get("task", "b") is None:  # noqa: ASYNC110  # SQLite retries after some time
             await trio.sleep(0.01)
         assert await store.get("task", "a") is None
 
@@ -187,7 +187,7 @@ async def test_a_call_that_waits_for_a_locked_file_can_be_cancelled(tmp_path: Pa
 async def test_a_write_that_is_cancelled_behind_another_one_does_not_happen_later(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """The other one would commit it together with its own, when the lock is gone."""
+    """When the lock is released, the other write must not commit the cancelled one together with its own."""
     path = tmp_path / "x.db"
     monkeypatch.setattr(sqlite_file, "_TRY", 0.05)
     async with SQLiteStore(path) as store, trio.open_nursery() as nursery:
@@ -200,12 +200,12 @@ async def test_a_write_that_is_cancelled_behind_another_one_does_not_happen_late
                     await trio.sleep_forever()
             nursery.start_soon(store.add, attrs.evolve(ROW, key="d"))
             await trio.sleep(3 * sqlite_file._TRY)
-        while await store.get("task", "d") is None:  # noqa: ASYNC110  # SQLite says when
+        while await store.get("task", "d") is None:  # noqa: ASYNC110  # SQLite retries after some time
             await trio.sleep(0.01)
         assert [await store.get("task", key) is None for key in "abc"] == [False, True, True]
 
 
-async def test_a_file_that_is_locked_when_it_is_opened_says_so(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_opening_a_locked_file_raises(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     path = tmp_path / "x.db"
     monkeypatch.setattr(sqlite_file, "_BUSY", 0.2)
     async with SQLiteStore(path):
@@ -217,7 +217,7 @@ async def test_a_file_that_is_locked_when_it_is_opened_says_so(tmp_path: Path, m
         assert await store.add(ROW)
 
 
-async def test_a_receiver_that_is_behind_the_messages_of_a_file_is_told(
+async def test_a_receiver_that_is_behind_in_the_file_gets_resync(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(sqlite, "_LOG", 1000)
@@ -251,9 +251,9 @@ async def test_a_receiver_waits_for_a_file_that_fails(tmp_path: Path, monkeypatc
         assert message == ("a", b"")
 
 
-async def test_a_write_that_is_cancelled_takes_no_other_with_it(make: Make) -> None:
+async def test_a_cancelled_write_does_not_cancel_other_writes(make: Make) -> None:
     async with opened(make) as (store,):
-        for number in range(20):  # Trio decides which of the two begins
+        for number in range(20):  # the order in which Trio starts the two tasks is random
             one, other = (attrs.evolve(ROW, key=f"{name}{number}") for name in ("one", "other"))
             scope, added = trio.CancelScope(), list[bool]()
 
@@ -293,20 +293,20 @@ async def test_other_users_cannot_read_the_file(tmp_path: Path) -> None:
     assert modes == dict.fromkeys(("x.db", "x.db-wal", "x.db-shm"), 0o600)
     (tmp_path / "x.db").chmod(0o640)
     async with SQLiteStore(tmp_path / "x.db"):
-        assert (tmp_path / "x.db").stat().st_mode & 0o777 == 0o640  # as the operator has set it
+        assert (tmp_path / "x.db").stat().st_mode & 0o777 == 0o640  # the mode that the operator has set
 
 
-async def test_nothing_is_left_of_a_process_that_died_long_ago(tmp_path: Path) -> None:
+async def test_the_lock_file_of_a_process_that_died_long_ago_is_deleted(tmp_path: Path) -> None:
     async with SQLiteStore(tmp_path / "x.db") as store, SQLiteStore(tmp_path / "x.db") as other:
         await other.lease("dead", NOW)
         await store.lease("me", NOW + 1000)
         assert len(os.listdir(tmp_path)) == 5
-        os.close(other._file.locks.pop("dead"))  # as the kernel does
+        os.close(other._file.locks.pop("dead"))  # like the kernel at the end of a process
         assert not await store.claim("task", "me", NOW + 100, 9)
         assert len(os.listdir(tmp_path)) == 4
 
 
-async def test_a_file_that_is_gone_takes_no_writes(tmp_path: Path) -> None:
+async def test_a_write_to_a_deleted_file_fails(tmp_path: Path) -> None:
     async with SQLiteStore(tmp_path / "x.db") as store:
         (tmp_path / "x.db").unlink()
         with pytest.raises(StoreFailed, match="deleted or replaced"):
@@ -317,13 +317,13 @@ async def test_a_file_that_is_gone_takes_no_writes(tmp_path: Path) -> None:
 
 
 async def test_a_process_without_descriptors_fails_its_calls(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    def no_more(*_: object) -> int:
+    def no_descriptor(*_: object) -> int:
         raise OSError(errno.EMFILE, "Too many open files")
 
     async with SQLiteStore(tmp_path / "x.db") as store, SQLiteStore(tmp_path / "x.db") as other:
         await other.lease("other", 9.0)
         with monkeypatch.context() as patch:
-            patch.setattr(os, "open", no_more)
+            patch.setattr(os, "open", no_descriptor)
             with pytest.raises(StoreFailed, match="Too many open files"):
                 await store.lease("me", 9.0)
             with pytest.raises(StoreFailed, match="Too many open files"):
@@ -332,7 +332,7 @@ async def test_a_process_without_descriptors_fails_its_calls(tmp_path: Path, mon
         assert not await store.claim("task", "me", 1.0, 9)
 
 
-async def test_the_rows_of_a_process_that_was_killed_are_free_at_once(tmp_path: Path) -> None:
+async def test_the_rows_of_a_killed_process_can_be_claimed_at_once(tmp_path: Path) -> None:
     path, script = tmp_path / "x.db", tmp_path / "killed.py"
     script.write_text(
         "import os, signal, sys, trio\n"
@@ -372,7 +372,7 @@ async def test_a_full_store_refuses_one_write_of_a_commit(tmp_path: Path) -> Non
         assert outcomes == {"a": True, "b": "each", "c": True}
 
 
-async def test_text_that_cannot_be_written_costs_the_others_nothing(tmp_path: Path) -> None:
+async def test_text_that_cannot_be_written_fails_only_its_write(tmp_path: Path) -> None:
     added: list[bool] = []
     async with SQLiteStore(tmp_path / "x.db") as store, trio.open_nursery() as nursery:
 

@@ -14,7 +14,7 @@ import trio.testing
 
 from tests.stores.shared import MOST, NOW, ROW, Make, opened, take
 from trio_mcp.stores import MemoryStore, Row, Store, StoreFull
-from trio_mcp.stores.rows import ROW as HEAD  # authors of servers do not need it
+from trio_mcp.stores.rows import ROW as HEAD  # only authors of stores need it
 
 
 async def test_a_row_comes_back_as_it_was_written(make: Make) -> None:
@@ -47,7 +47,7 @@ async def test_only_the_version_that_was_read_is_replaced(make: Make) -> None:
         assert not await store.replace(attrs.evolve(ROW, key="b"))
 
 
-async def test_of_many_that_replace_at_the_same_time_one_wins(make: Make) -> None:
+async def test_of_simultaneous_replacements_one_succeeds(make: Make) -> None:
     won: list[int] = []
 
     async def write(store: Store, number: int) -> None:
@@ -82,7 +82,7 @@ async def test_numbers_of_rows_are_bounded(make: Make) -> None:
         assert caught.value.limit == "each"
         with pytest.raises(StoreFull, match="total"):
             await store.add(attrs.evolve(ROW, key="d", owner="bob"), each=2, total=3)
-        assert await store.add(attrs.evolve(ROW, kind="notice"), each=1, total=1)  # each kind is counted by itself
+        assert await store.add(attrs.evolve(ROW, kind="notice"), each=1, total=1)  # each kind has a count of its own
         assert await store.get("task", "d") is None
         await store.delete("task", "a")
         assert await store.add(attrs.evolve(ROW, key="d"), each=2, total=3)
@@ -91,7 +91,7 @@ async def test_numbers_of_rows_are_bounded(make: Make) -> None:
 async def test_no_owner_takes_more_bytes_than_its_share(make: Make) -> None:
     async with opened(make) as (store,):
         assert await store.add(attrs.evolve(ROW, body=bytes(2_400_000)))
-        assert await store.add(attrs.evolve(ROW, key="b", body=bytes(590_000)))  # three quarters of the room
+        assert await store.add(attrs.evolve(ROW, key="b", body=bytes(590_000)))  # three quarters of the store
         with pytest.raises(StoreFull, match="max_bytes"):
             await store.add(attrs.evolve(ROW, key="c", body=bytes(200_000)))
         assert await store.add(attrs.evolve(ROW, key="c", owner="bob", body=bytes(600_000)))
@@ -100,12 +100,12 @@ async def test_no_owner_takes_more_bytes_than_its_share(make: Make) -> None:
         assert not await store.delete("task", "d")
         with pytest.raises(StoreFull):
             await store.replace(attrs.evolve(ROW, body=bytes(2_800_000)))
-        assert await store.replace(attrs.evolve(ROW, body=bytes(2_402_000)))  # it can still say that it failed
+        assert await store.replace(attrs.evolve(ROW, body=bytes(2_402_000)))  # some bytes more, for example an error
         assert await store.replace(attrs.evolve(ROW, body=b"", version=2))
         assert await store.add(attrs.evolve(ROW, key="d", body=bytes(1_600_000)))
 
 
-async def test_rows_of_nobody_share_all_bytes(make: Make) -> None:
+async def test_rows_without_an_owner_share_all_bytes(make: Make) -> None:
     async with opened(make) as (store,):
         assert await store.add(attrs.evolve(ROW, owner="", body=bytes(2_400_000)))
         assert await store.add(attrs.evolve(ROW, key="b", owner="", body=bytes(1_590_000)))
@@ -121,7 +121,7 @@ async def test_rows_and_streams_count_also_without_bodies(make: Make) -> None:
             assert await store.add(attrs.evolve(empty, key=key))
         with pytest.raises(StoreFull, match="max_bytes"):
             await store.add(attrs.evolve(empty, key="f"))
-        assert await store.replace(attrs.evolve(empty, key="b"))  # no more than before
+        assert await store.replace(attrs.evolve(empty, key="b"))  # the size stays the same
         for _ in range(2):
             with pytest.raises(StoreFull, match="max_bytes"):
                 await store.append("s", b"", owner="", expires=NOW, max_bytes=0)
@@ -192,7 +192,7 @@ async def test_rows_of_a_process_that_has_gone_are_claimed_once(make: Make) -> N
         assert sorted(row.key for row in taken) == ["a", "b", "c"]
         assert {row.holder for row in taken} == {"first", "second"}
         assert all(row.version == 2 for row in taken)
-        assert not await gone.replace(attrs.evolve(ROW, key="a", holder="gone", body=b"late"))  # fenced off
+        assert not await gone.replace(attrs.evolve(ROW, key="a", holder="gone", body=b"late"))  # another holder has it
         assert await second.get("task", taken[0].key) == taken[0]
 
 
@@ -215,7 +215,7 @@ async def test_rows_of_its_own_that_a_process_does_not_know_are_claimed(make: Ma
         assert (row.key, row.holder) == ("c", "me")
         assert await store.get("task", "c") == row
         assert not await store.claim("task", "me", 1000.0, 9, known=[*known, "c"])
-        for number in range(20):  # of several holders: a store may look at its own ones before or after them
+        for number in range(20):  # rows of several holders: the order in which a store examines them is free
             await other.add(attrs.evolve(ROW, key=f"their {number}", holder=f"gone {number}"))
         rows = await store.claim("task", "me", 1000.0, 99, known=known)
         assert sorted(row.key for row in rows) == sorted(["c", *(f"their {number}" for number in range(20))])
@@ -229,41 +229,41 @@ async def test_a_lease_can_be_renewed_and_ended(make: Make) -> None:
         assert not await store.claim("task", "you", 1040.0, 9)
         await store.lease("me", -inf)
         assert [row.holder for row in await store.claim("task", "you", 1040.0, 9)] == ["you"]
-        assert not await store.claim("task", "you", 1040.0, 9)  # they are its own
+        assert not await store.claim("task", "you", 1040.0, 9)  # the rows are its own
 
 
-async def test_each_process_hears_of_changes(make: Make) -> None:
+async def test_each_process_receives_changes(make: Make) -> None:
     async with opened(make, 2) as (store, other):
         number, names = await other.changes(-1)
         assert not names
-        heard: list[tuple[str, str]] = []
+        received: list[tuple[str, str]] = []
 
         async def listen() -> None:
             nonlocal number
-            while ("task", "b") not in heard:
+            while ("task", "b") not in received:
                 number, names = await other.changes(number)
-                heard.extend(names)
+                received.extend(names)
 
         async with trio.open_nursery() as nursery:
             nursery.start_soon(listen)
             await store.add(ROW)
             await store.replace(ROW)
             await store.add(attrs.evolve(ROW, key="b"))
-        assert heard[-1] == ("task", "b")
-        assert set(heard) == {("task", "a"), ("task", "b")}
+        assert received[-1] == ("task", "b")
+        assert set(received) == {("task", "a"), ("task", "b")}
         assert (await other.changes(-1))[0] == number
 
 
-async def test_a_reader_of_changes_that_is_far_behind_hears_of_each_row(make: Make) -> None:
+async def test_a_late_reader_of_changes_receives_each_row(make: Make) -> None:
     async with opened(make) as (store,):
         start, _ = await store.changes(-1)
         async with trio.open_nursery() as nursery:
             for number in range(1200):
                 nursery.start_soon(store.add, attrs.evolve(ROW, key=str(number)))
-        heard: set[tuple[str, str]] = set()
-        while len(heard) < 1200:
+        received: set[tuple[str, str]] = set()
+        while len(received) < 1200:
             start, names = await store.changes(start)
-            heard.update(names)
+            received.update(names)
 
 
 async def test_the_changes_that_memory_remembers_are_bounded() -> None:
@@ -299,20 +299,20 @@ async def test_a_store_may_be_opened_several_times(make: Make) -> None:
 
 
 @pytest.mark.parametrize("seed", [0, *(pytest.param(seed, marks=pytest.mark.full) for seed in range(1, 5))])
-async def test_a_store_does_the_same_as_the_one_in_memory(make: Make, seed: int) -> None:
+async def test_each_store_behaves_like_the_store_in_memory(make: Make, seed: int) -> None:
     dice, model = random.Random(seed), MemoryStore(max_bytes=MOST)
     async with opened(make, 2) as stores, model:
         for step in range(300):
             name, arguments, options = a_call(dice)
             want = await outcome(getattr(model, name)(*arguments, **options))
-            # A holder is one process.
+            # Each holder is one process.
             holder = arguments[0] if name == "lease" else arguments[1] if name == "claim" else "pq"[step % 2]
             store = stores["pq".index(holder)]
             assert await outcome(getattr(store, name)(*arguments, **options)) == want, (step, name, arguments)
 
 
 def a_call(dice: random.Random) -> tuple[str, tuple[Any, ...], dict[str, Any]]:
-    """A method of a store, with few names and values, so that they meet."""
+    """A random call of a store, with few names and values, so that calls affect the same rows."""
     kind, key, owner = (
         dice.choice(("k", "kk", "k:")),
         dice.choice(("a", "ka", "b:", "é")),
@@ -349,7 +349,7 @@ def a_call(dice: random.Random) -> tuple[str, tuple[Any, ...], dict[str, Any]]:
 
 
 async def outcome(call: Awaitable[Any]) -> Any:
-    """What a call returns, or the limit that it met.  Rows that are claimed have no order."""
+    """The result of a call, or the limit of its `StoreFull`.  Claimed rows are sorted, because they have no order."""
     try:
         found = await call
     except StoreFull as full:

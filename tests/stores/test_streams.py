@@ -12,7 +12,7 @@ import trio.testing
 
 from tests.stores.shared import NOW, ROW, Make, opened, take
 from trio_mcp.stores import Resync, Store, StoreFull
-from trio_mcp.stores.rows import EVENT, Message  # authors of servers need neither
+from trio_mcp.stores.rows import EVENT, Message  # only authors of stores need them
 
 
 async def append(store: Store, stream: str, *bodies: bytes, max_bytes: int = 10_000) -> list[int]:
@@ -39,7 +39,7 @@ async def test_the_oldest_events_of_a_stream_go_first(make: Make) -> None:
         await append(store, "s", *[b"0123456789"] * 5, max_bytes=most)
         oldest, events = await store.read("s", 1, 9)
         assert (oldest, [number for number, _ in events]) == (3, [3, 4, 5])
-        await append(store, "s", bytes(20), max_bytes=most)  # takes the room of two
+        await append(store, "s", bytes(20), max_bytes=most)  # needs the room of two events
         assert [number for number, _ in (await store.read("s", 0, 9))[1]] == [5, 6]
         assert await append(store, "s", bytes(most), max_bytes=most) == [7]  # too large for itself
         oldest, events = await store.read("s", 6, 9)
@@ -49,7 +49,7 @@ async def test_the_oldest_events_of_a_stream_go_first(make: Make) -> None:
         assert (oldest, list(events)) == (8, [(8, b"")])
 
 
-async def test_of_many_that_append_at_the_same_time_each_gets_its_number(make: Make) -> None:
+async def test_simultaneous_appends_get_different_numbers(make: Make) -> None:
     numbers: list[int] = []
 
     async def write(store: Store) -> None:
@@ -106,16 +106,16 @@ async def test_events_count_as_bytes_of_their_owner(make: Make) -> None:
             await store.add(attrs.evolve(ROW, body=bytes(800_000)))
         assert await store.add(attrs.evolve(ROW, owner="bob", body=bytes(800_000)))
         assert (await store.read("t", 0, 9))[0] == 0
-        assert await append(store, "s", bytes(2_400_000), max_bytes=2_404_000) == [2]  # in place of the first
+        assert await append(store, "s", bytes(2_400_000), max_bytes=2_404_000) == [2]  # replaces the first event
         await store.discard("s")
         assert await append(store, "t", bytes(1_600_000), max_bytes=2_000_000) == [1]
         await store.sweep(1e9)
         assert await store.add(attrs.evolve(ROW, key="b", owner="eve", body=bytes(3_190_000)))
 
 
-async def test_an_owner_with_little_cannot_fill_the_store_in_small_parts(make: Make) -> None:
+async def test_an_owner_cannot_fill_the_store_with_many_rows(make: Make) -> None:
     async with opened(make) as (store,):
-        for added in range(18):  # three quarters
+        for added in range(18):  # three quarters of the store
             assert await store.add(attrs.evolve(ROW, key=str(added), body=bytes(158_000)))
         with pytest.raises(StoreFull, match="max_bytes"):
             await store.add(attrs.evolve(ROW, key="18", body=bytes(158_000)))
@@ -160,7 +160,7 @@ async def test_a_receiver_waits_for_a_message_of_another_process(make: Make) -> 
         assert sorted(got, key=str) == [("a", b"1")] * 4 + [("a", b"2")] * 4
 
 
-async def test_a_receiver_that_is_cancelled_leaves_the_others(make: Make) -> None:
+async def test_a_cancelled_receiver_does_not_stop_other_receivers(make: Make) -> None:
     async with opened(make, 2) as (store, other):
         async with store.receive(["a"]) as first, store.receive(["a"]) as second, trio.open_nursery() as nursery:
             with trio.CancelScope() as scope:
@@ -186,7 +186,7 @@ async def test_an_event_wakes_those_that_receive_on_its_stream(make: Make) -> No
         assert list((await other.read("s", 0, 9))[1]) == [(1, b"1")]
 
 
-async def test_a_receiver_that_does_not_read_is_told_to_look_again(make: Make) -> None:
+async def test_a_receiver_that_does_not_read_gets_resync(make: Make) -> None:
     async with opened(make) as (store,):
         async with store.receive(["a"]) as slow, store.receive(["b"]) as fast:
             for _ in range(5):
