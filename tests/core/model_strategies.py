@@ -37,7 +37,7 @@ SCALARS: dict[Any, tuple[st.SearchStrategy[Any], Any]] = {
     bytes: (st.binary(max_size=8), b"\x00\xffdata"),
     Any: (JSON, {"any": [None, True, 0.5]}),
 }
-# Values for fields whose type is wider than the protocol allows.
+# Values for fields that have a wider type than the protocol allows.
 OBJECT_SCHEMA = {"type": "object", "properties": {"a": {"type": "string"}}, "required": ["a"]}
 BY_NAME: dict[str, Any] = {
     "uri": "file:///a/b",

@@ -154,7 +154,7 @@ def test_both_libraries_write_a_value_to_the_same_outcome(value: object) -> None
     if outcome(to_text, value) not in (
         ("error", "TypeError"),
         ("error", "RecursionError"),
-    ):  # such a value cannot come from JSON
+    ):  # JSON cannot hold the value
         outcome_of_both(writable, value)
 
 

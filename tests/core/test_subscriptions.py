@@ -1,4 +1,4 @@
-"""Subscriptions in both eras: each change goes to exactly its subscribers, and a client knows what is agreed."""
+"""Subscriptions in both eras: each change goes to exactly its subscribers, and a client knows the agreed changes."""
 
 import gc
 import tracemalloc
