@@ -282,7 +282,7 @@ def test_no_cell_of_a_table_can_be_changed_unnoticed(
     table: Table, link: LinkKind, state: State, seen: RequestEvent, actions: set[Action]
 ) -> None:
     cell = table[state][seen]
-    # Only a cancellation by the peer distinguishes these two states, and no cancellation arrives after the end of the input.
+    # Only a cancellation by the peer distinguishes these two states, and it cannot arrive after the end of the input.
     alike = {State.OPEN, State.FIXED} if seen is RequestEvent.INPUT_ENDED else set()
     others = [(other, cell[1]) for other in State if other is not cell[0] and not {other, cell[0]} <= alike]
     others += [(cell[0], other) for other in actions if other is not cell[1]]
