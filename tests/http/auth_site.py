@@ -75,11 +75,11 @@ class AuthSite:
                 await self.held[kind].release.wait()
             if kind in self.unanswered:
                 return
-            said = reply(503) if kind in self.unavailable else self._answered(kind, request)
-            fields = [*said.headers.items(), ("Content-Length", str(len(said.body))), ("Connection", "close")]
-            answered = http.send(h11.Response(status_code=said.status, headers=fields)) or b""
+            response = reply(503) if kind in self.unavailable else self._answered(kind, request)
+            fields = [*response.headers.items(), ("Content-Length", str(len(response.body))), ("Connection", "close")]
+            answered = http.send(h11.Response(status_code=response.status, headers=fields)) or b""
             try:
-                await stream.send_all(answered + (http.send(h11.Data(data=said.body)) or b""))
+                await stream.send_all(answered + (http.send(h11.Data(data=response.body)) or b""))
             except trio.BrokenResourceError:
                 return
 

@@ -51,16 +51,16 @@ __all__ = [
     "ProtocolViolation",
     "Stream",
     "notification",
-    "patiently",
     "request",
     "response",
+    "wait_with_deadline",
 ]
 
 T = TypeVar("T")
 Fields = Mapping[str, str | None] | Sequence[tuple[str, str]]
 
 PATIENCE = 7200.0
-"""Seconds after which a wait fails: longer than any deadline here, but only a few hundred keep-alive comments."""
+"""Seconds after which a wait fails: longer than any deadline here, and at most a few hundred keep-alive comments."""
 
 _NAMES = {"tools/call": "name", "prompts/get": "name", "resources/read": "uri"}
 _EVENT_BYTES = 64 * 1024 * 1024
@@ -72,7 +72,7 @@ class Cut(Exception):
     """The connection ended in the middle of a response, or before it."""
 
 
-async def patiently(wait: Callable[[], Awaitable[T]], awaited: str) -> T:
+async def wait_with_deadline(wait: Callable[[], Awaitable[T]], awaited: str) -> T:
     """The result of `wait`, or `Stuck` after `PATIENCE`: a stream with keep-alive comments would wait for ever."""
     with trio.move_on_after(PATIENCE):
         return await wait()
@@ -234,11 +234,11 @@ class Link:
 
     async def _receive(self) -> bytes:
         try:
-            return bytes(await patiently(self.stream.receive_some, "a part of a response"))
+            return bytes(await wait_with_deadline(self.stream.receive_some, "a part of a response"))
         except (trio.BrokenResourceError, trio.ClosedResourceError):
             return b""
 
-    def again(self) -> bool:
+    def start_next_request(self) -> bool:
         """Prepare the next request, if the connection stays open."""
         if self.h11.our_state is h11.DONE and self.h11.their_state is h11.DONE:
             self.h11.start_next_cycle()
@@ -273,7 +273,7 @@ class Answer:
     @property
     def events(self) -> list[SseEvent]:
         assert self.type == "text/event-stream", (self, self.body)
-        return [_whole(event) for event in EventReader(_EVENT_BYTES).feed(self.body)]
+        return [_as_event(event) for event in EventReader(_EVENT_BYTES).feed(self.body)]
 
     @property
     def messages(self) -> list[Object]:
@@ -305,7 +305,7 @@ class Answer:
         return code
 
 
-def _whole(event: object) -> SseEvent:
+def _as_event(event: object) -> SseEvent:
     assert isinstance(event, SseEvent)
     return event
 
@@ -346,7 +346,7 @@ class Stream:
             if data is None:
                 self.ended = True
                 raise StopAsyncIteration
-            self._ready += [_whole(event) for event in self._reader.feed(data)]
+            self._ready += [_as_event(event) for event in self._reader.feed(data)]
         event = self._ready.pop(0)
         if event.id is not None:
             self.last_event_id = event.id
@@ -433,7 +433,7 @@ class HttpClient:
         received = bytearray()
         with contextlib.suppress(trio.BrokenResourceError):
             await stream.send_all(data)
-            while part := await patiently(stream.receive_some, "the end of the connection"):
+            while part := await wait_with_deadline(stream.receive_some, "the end of the connection"):
                 received += part
         return bytes(received)
 
@@ -448,7 +448,7 @@ class HttpClient:
     ) -> Answer:
         """Send a request, and return the complete response."""
         link, head = await self.ask(method, target, headers, body)
-        return await self._whole(link, head)
+        return await self._read_answer(link, head)
 
     async def ask(
         self, method: str, target: str, headers: Mapping[str, str | None] | None = None, body: bytes | None = None
@@ -469,9 +469,9 @@ class HttpClient:
                 await trio.aclose_forcefully(link.stream)  # as a client does that gives up its request
                 raise
 
-    async def _whole(self, link: Link, head: h11.Response) -> Answer:
+    async def _read_answer(self, link: Link, head: h11.Response) -> Answer:
         body = await link.body()
-        if link.again():
+        if link.start_next_request():
             self._idle.append(link)
         else:
             await link.aclose()
@@ -506,10 +506,10 @@ class HttpClient:
     ) -> tuple[Link, h11.Response, _Checks]:
         """Post a message or a batch, or `body` in its place, and return after the head of the response."""
         revision = revision or self._revisions.get(session or "", LATEST)
-        asked = {_key(each["id"]): str(each["method"]) for each in _items(message) if _is_request(each)}
-        sent = asked if session is None else self._methods.setdefault(session, {})
-        sent.update(asked)
-        own = set(asked)
+        requests = {_key(each["id"]): str(each["method"]) for each in _items(message) if _is_request(each)}
+        sent = requests if session is None else self._methods.setdefault(session, {})
+        sent.update(requests)
+        own = set(requests)
         if body is None:
             body = json.dumps(message, ensure_ascii=False).encode()
         fields = {**self.headers_for(message, revision, session), **(headers or {})}
@@ -518,13 +518,13 @@ class HttpClient:
 
     def expect(self, message: Any, session: str = "") -> None:
         """Allow responses to these requests on the streams of the session; without a session, on those of HTTP+SSE."""
-        asked = {_key(each["id"]): str(each["method"]) for each in _items(message) if _is_request(each)}
-        self._methods.setdefault(session, {}).update(asked)
+        requests = {_key(each["id"]): str(each["method"]) for each in _items(message) if _is_request(each)}
+        self._methods.setdefault(session, {}).update(requests)
 
     async def post(self, message: Any, **how: Any) -> Answer:
         """Post a message, and return the complete response; the options are those of `begin`."""
         link, head, checks = await self.begin(message, **how)
-        answer = await self._whole(link, head)
+        answer = await self._read_answer(link, head)
         if answer.type in ("application/json", "text/event-stream"):
             for each in answer.messages:
                 _rule(

@@ -59,19 +59,19 @@ class ScriptedServer:
 
     async def play(self, steps: list[str], ctx: Context, name: str = "") -> str:
         self.began.append(name)
-        said = "done"
+        result = "done"
         try:
             for step in steps:
                 kind, _, detail = step.partition(" ")
                 if kind == "say":
-                    said = detail
+                    result = detail
                 else:
                     await self._do(kind, detail, ctx)
         except trio.Cancelled:
             self.cancelled.append(name)
             raise
         self.ended.append(name)
-        return said
+        return result
 
     async def _do(self, kind: str, detail: str, ctx: Context) -> None:
         actions: dict[str, Callable[[], Any]] = {

@@ -496,8 +496,8 @@ async def test_a_lifespan_that_fails_ends_the_start(caplog: pytest.LogCaptureFix
     app = AsgiApp(ObservedServer(lifespan=recording_lifespan([], ValueError("no such database"))).server)
     events = Events({"type": "lifespan.startup"})
     await app({"type": "lifespan"}, events.receive, events.send)
-    (said,) = events.sent
-    assert said == {"type": "lifespan.startup.failed", "message": "ValueError: no such database"}
+    (event,) = events.sent
+    assert event == {"type": "lifespan.startup.failed", "message": "ValueError: no such database"}
     assert "no such database" in caplog.text
     assert (await ask(app)).status == 503
 
@@ -509,9 +509,9 @@ async def test_invalid_options_fail_the_startup(options: Any, caplog: pytest.Log
     app = AsgiApp(ObservedServer().server, **options)
     events = Events({"type": "lifespan.startup"})
     await app({"type": "lifespan"}, events.receive, events.send)
-    (said,) = events.sent
-    assert said["type"] == "lifespan.startup.failed"
-    assert next(iter(options)) in said["message"]
+    (event,) = events.sent
+    assert event["type"] == "lifespan.startup.failed"
+    assert next(iter(options)) in event["message"]
 
 
 def test_the_shutdown_timeout_is_a_number_of_seconds() -> None:
@@ -1232,11 +1232,11 @@ def test_a_startup_on_another_event_loop_fails_with_advice() -> None:
         return {"type": "lifespan.startup"}
 
     async def send(event: Any) -> None:
-        said.append(event)
+        sent.append(event)
 
-    said: list[Any] = []
+    sent: list[Any] = []
     asyncio.run(AsgiApp(ObservedServer().server)({"type": "lifespan"}, receive, send))
-    (event,) = said
+    (event,) = sent
     assert event["type"] == "lifespan.startup.failed"
     assert "hypercorn --worker-class trio" in event["message"]
 
@@ -1264,7 +1264,7 @@ async def test_a_call_that_exceeds_the_shutdown_timeout_gets_an_error(autojump_c
 
 @pytest.mark.parametrize("shared", [False, True])
 async def test_answers_are_accepted_during_the_shutdown_timeout(shared: bool, autojump_clock: MockClock) -> None:
-    scripted, told = ScriptedServer(), []
+    scripted, results = ScriptedServer(), []
     app = AsgiApp(scripted.server, shutdown_timeout=5)
     running = scripted.server.running() if shared else contextlib.nullcontext()
     async with running, trio.open_nursery() as nursery, app.running():
@@ -1280,6 +1280,6 @@ async def test_answers_are_accepted_during_the_shutdown_timeout(shared: bool, au
             more = {"inputResponses": {key: {"roots": []}}, "requestState": asked["requestState"]}
             scope, events = posted({**asks, "id": 2, "params": {**asks["params"], **more}})
             await app(scope, events.receive, events.send)
-            told.append(text_of(json.loads(events.sent[-1]["body"])["result"]))
+            results.append(text_of(json.loads(events.sent[-1]["body"])["result"]))
 
-    assert (told, trio.current_time()) == (["done"], 1)
+    assert (results, trio.current_time()) == (["done"], 1)

@@ -76,10 +76,10 @@ async def test_the_end_of_a_session_ends_its_stream_and_its_calls() -> None:
     revision = "2025-06-18"
     async with process(EXAMPLE) as (web, _):
         session = await session_of(web, revision)
-        asked = request("tools/call", call("count", to=10**6), id="c", revision=revision, progress="t")
+        message = request("tools/call", call("count", to=10**6), id="c", revision=revision, progress="t")
         async with (
             await web.open(session=session, revision=revision) as standing,
-            await web.open(asked, session=session, revision=revision) as calling,
+            await web.open(message, session=session, revision=revision) as calling,
         ):
             assert (await calling.message())["params"]["progress"] == 1
             head = {"Mcp-Session-Id": session}
@@ -113,8 +113,8 @@ async def test_initialize_that_is_refused_opens_no_session() -> None:
 async def test_a_client_that_leaves_a_call_disturbs_no_other_call(revision: str) -> None:
     async with process(EXAMPLE) as (web, errors):
         session = None if revision == LATEST else await session_of(web, revision)
-        asked = request("tools/call", call("count", to=30), revision=revision, progress="t")
-        async with await web.open(asked, session=session, revision=revision) as calling:
+        message = request("tools/call", call("count", to=30), revision=revision, progress="t")
+        async with await web.open(message, session=session, revision=revision) as calling:
             await calling.message()
         answer = await web.call("tools/call", call("count", to=50), id=2, revision=revision, session=session)
         assert answer.result["content"][0]["text"] == "counted to 50"

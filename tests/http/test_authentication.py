@@ -116,7 +116,7 @@ async def test_a_missing_or_invalid_token_is_refused_on_every_transport(
     async with serve_over(variant.transport, protected()) as target:
         with pytest.raises(McpError) as caught:
             async with open_client(target, revision=variant.revision, headers=headers):
-                raise AssertionError("let in")
+                raise AssertionError("the connection was opened")
     assert "401" in repr(caught.value)
     assert SECRET not in repr(caught.value)
 
@@ -219,13 +219,13 @@ async def test_a_websocket_without_a_valid_token_is_refused_at_the_handshake(
     target = "/ws" + (f"?{query}" if query else "")
     if front == "http":
         async with served(protected()) as web:
-            heard = await web.raw(upgrade_request(target, Authorization=value))
-        assert heard.startswith(f"HTTP/1.1 {status} ".encode())
-        assert f"\r\nWWW-Authenticate: {begins}".encode() in heard
+            data = await web.raw(upgrade_request(target, Authorization=value))
+        assert data.startswith(f"HTTP/1.1 {status} ".encode())
+        assert f"\r\nWWW-Authenticate: {begins}".encode() in data
     else:
-        said = await asgi_websocket(AsgiApp(protected()), target, value)
-        assert said[0]["status"] == status
-        assert dict(said[0]["headers"])[b"www-authenticate"].startswith(begins.encode())
+        events = await asgi_websocket(AsgiApp(protected()), target, value)
+        assert events[0]["status"] == status
+        assert dict(events[0]["headers"])[b"www-authenticate"].startswith(begins.encode())
 
 
 async def asgi_websocket(app: AsgiApp, target: str, authorization: str | None) -> list[Any]:
@@ -272,9 +272,9 @@ async def test_a_token_without_the_scopes_of_the_server_is_refused(autojump_cloc
         ):
             assert answer.status == 403
             assert f'scope="{needed}"' in challenge(answer)
-        heard = await web.raw(upgrade_request(Authorization=f"Bearer {SECRET}guest"))
-        assert heard.startswith(b"HTTP/1.1 403 ")
-        assert b'error="insufficient_scope"' in heard
+        data = await web.raw(upgrade_request(Authorization=f"Bearer {SECRET}guest"))
+        assert data.startswith(b"HTTP/1.1 403 ")
+        assert b'error="insufficient_scope"' in data
 
 
 async def test_a_batch_is_refused_as_a_whole_with_the_scopes_of_all_its_calls(autojump_clock: MockClock) -> None:
@@ -458,7 +458,7 @@ async def test_the_host_of_the_resource_is_a_name_of_the_server(autojump_clock: 
 
 
 @pytest.mark.parametrize("is_async", [False, True])
-async def test_a_verifier_may_wait(is_async: bool, autojump_clock: MockClock) -> None:
+async def test_a_verifier_can_wait(is_async: bool, autojump_clock: MockClock) -> None:
     async def slowly(token: str) -> Principal | None:
         await trio.sleep(1)
         return verify(token)
@@ -470,7 +470,7 @@ async def test_a_verifier_may_wait(is_async: bool, autojump_clock: MockClock) ->
 
 @req("auth-22")
 @pytest.mark.parametrize(
-    ("raised", "status", "said"),
+    ("raised", "status", "logged"),
     [
         (lambda token: ValueError(f"what is {token}?"), 500, "what is [secret]?"),
         (lambda token: CannotVerify(f"no keys for {token}"), 503, "no keys for [secret]"),
@@ -478,7 +478,7 @@ async def test_a_verifier_may_wait(is_async: bool, autojump_clock: MockClock) ->
     ],
 )
 async def test_a_failing_verifier_fails_only_its_request_and_leaks_no_token(
-    raised: Any, status: int, said: str, caplog: pytest.LogCaptureFixture, autojump_clock: MockClock
+    raised: Any, status: int, logged: str, caplog: pytest.LogCaptureFixture, autojump_clock: MockClock
 ) -> None:
     def fails(token: str) -> Any:
         if token != SECRET + "bad":
@@ -493,7 +493,7 @@ async def test_a_failing_verifier_fails_only_its_request_and_leaks_no_token(
         assert ("Retry-After" in answer.headers) is (status == 503)
         assert "WWW-Authenticate" not in answer.headers
         assert (await web.post(call("who"), headers=token("ada"))).status == 200
-    assert said in caplog.text
+    assert logged in caplog.text
     assert SECRET not in caplog.text + answer.body.decode()
 
 

@@ -133,10 +133,10 @@ async def test_the_host_of_the_public_url_is_served(url: str, base: str, host: s
 
 
 async def test_authenticate_is_called_unless_the_head_is_refused(autojump_clock: MockClock) -> None:
-    asked: list[str] = []
+    calls: list[str] = []
 
     async def authenticate(asking: HttpRequest) -> str | None:
-        asked.append(asking.method)
+        calls.append(asking.method)
         return await by_token(asking)
 
     async with endpoint_of(ScriptedServer().server, authenticate=authenticate) as client:
@@ -145,10 +145,10 @@ async def test_authenticate_is_called_unless_the_head_is_refused(autojump_clock:
         assert exchange.response.headers["WWW-Authenticate"] == "Bearer"
         assert exchange.response.headers["Access-Control-Allow-Origin"] == "http://localhost:1"
         assert (await client.post(request("server/discover"), **bearer("ann"))).response.status == 200
-        assert asked == ["POST", "POST"]
+        assert calls == ["POST", "POST"]
         await client.post(request("server/discover"), Origin="http://evil.example")
         await client.ask("OPTIONS")
-        assert asked == ["POST", "POST"]
+        assert calls == ["POST", "POST"]
 
 
 async def test_a_request_for_a_websocket_is_admitted_like_others(autojump_clock: MockClock) -> None:
@@ -343,8 +343,8 @@ async def test_a_question_without_a_session_fails_at_once(
         await wait_all_tasks_blocked()
         assert exchange.response.ended
         assert methods(exchange.response.messages) == [PROGRESS, "the answer"]
-        said = exchange.response.messages[-1]["result"]["content"][0]["text"]
-        assert "sessions=False" in said
+        text = exchange.response.messages[-1]["result"]["content"][0]["text"]
+        assert "sessions=False" in text
 
 
 @pytest.mark.parametrize("options", [{"sessions": False}, {"json_only": True}])
@@ -605,13 +605,13 @@ async def test_a_question_waits_for_a_client_that_can_resume(revision: str, auto
 
 @req("http-47", "http-49", "http-46")
 async def test_a_handler_asks_its_client_to_reconnect_for_the_rest(autojump_clock: MockClock) -> None:
-    server, told = Server("polled"), []
+    server, results = Server("polled"), []
 
     @server.tool
     async def test_reconnection(ctx: Context) -> str:
-        told.append(await ctx.hang_up(retry=0.5))
+        results.append(await ctx.hang_up(retry=0.5))
         await trio.sleep(2)
-        told.append(await ctx.hang_up())  # the client is already away
+        results.append(await ctx.hang_up())  # the client is already away
         return "here again"
 
     async with endpoint_of(server) as client:
@@ -627,14 +627,14 @@ async def test_a_handler_asks_its_client_to_reconnect_for_the_rest(autojump_cloc
         await trio.sleep(5)
         assert again.response.messages[0]["result"]["content"][0]["text"] == "here again"
         assert again.response.ended
-        assert told == [True, True]  # the second call returned True, because the client had come back
+        assert results == [True, True]  # the second call returned True, because the client had come back
     # The second call returns False if the client stays away.
-    told.clear()
+    results.clear()
     async with endpoint_of(server) as client:
         session = await client.initialize(D)
         await client.post(request("tools/call", {"name": "test_reconnection"}, revision=D), session)
         await trio.sleep(5)
-        assert told == [True, False]
+        assert results == [True, False]
 
 
 @pytest.mark.parametrize(
@@ -643,7 +643,7 @@ async def test_a_handler_asks_its_client_to_reconnect_for_the_rest(autojump_cloc
 async def test_hang_up_has_no_effect_on_streams_that_cannot_be_resumed(
     revision: str, accept: str | None, autojump_clock: MockClock
 ) -> None:
-    server, told = Server("polled"), []
+    server, results = Server("polled"), []
 
     @server.tool
     async def poll(ctx: Context) -> str:
@@ -651,7 +651,7 @@ async def test_hang_up_has_no_effect_on_streams_that_cannot_be_resumed(
             with pytest.raises(UsageError, match="retry"):
                 await ctx.hang_up(retry=retry)  # type: ignore[arg-type]
         with trio.testing.assert_checkpoints():
-            told.append(await ctx.hang_up())
+            results.append(await ctx.hang_up())
         return "done"
 
     async with endpoint_of(server, **SSE_PATHS) as client:
@@ -667,7 +667,7 @@ async def test_hang_up_has_no_effect_on_streams_that_cannot_be_resumed(
             session = await open_session(client, revision)
             exchange = await client.post(message, session, **({"Accept": accept} if accept else {}))
             assert exchange.response.json["result"]["content"][0]["text"] == "done"
-        assert told == [False]
+        assert results == [False]
 
 
 @every_revision

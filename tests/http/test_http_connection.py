@@ -274,11 +274,11 @@ async def test_a_tap_sees_the_bytes_of_both_directions(autojump_clock: MockClock
 
 
 async def test_single_bytes_in_both_directions_give_the_same_responses(autojump_clock: MockClock) -> None:
-    asked = post(b"one") + get("/refuse") + post(b"two", "/echo", "Connection: close")
+    sent_bytes = post(b"one") + get("/refuse") + post(b"two", "/echo", "Connection: close")
     received = []
     for streams in (unlimited_pipe, one_byte_pipe):
         async with connected(streams=streams) as peer, trio.open_nursery() as nursery:
-            nursery.start_soon(peer.send, asked)
+            nursery.start_soon(peer.send, sent_bytes)
             received.append(answers(await peer.read_to_end()))
     assert [(status, body) for status, _, body in received[0] if status == 200] == [(200, b"one"), (200, b"two")]
     for one, other in zip(*received, strict=True):
@@ -430,11 +430,11 @@ async def test_a_response_that_has_ended_cannot_write_into_the_next_one(autojump
 
 
 async def test_the_client_can_disconnect_after_any_byte_it_sends(cuts: Cuts, autojump_clock: MockClock) -> None:
-    asked = post(b"one") + post(b"two", "/wait", "Expect: 100-continue") + get("/stream")
-    for cut in cuts(asked):
+    sent_bytes = post(b"one") + post(b"two", "/wait", "Expect: 100-continue") + get("/stream")
+    for cut in cuts(sent_bytes):
         endpoint = ScriptedEndpoint()
         async with connected(endpoint=endpoint) as peer:
-            await peer.send(asked[:cut])
+            await peer.send(sent_bytes[:cut])
             await peer.stream.send_eof()
             await peer.closed.wait()
             assert endpoint.log.count("gone /wait") <= 1
@@ -484,13 +484,13 @@ async def test_a_client_that_waits_for_100_gets_only_the_refusal_of_its_head(aut
 @pytest.mark.parametrize("version", ["1.1", "1.0"])
 async def test_100_is_not_sent_after_a_part_of_the_body_or_to_http_1_0(version: str, autojump_clock: MockClock) -> None:
     async with connected() as peer:
-        asked = post(b"body", "/echo", "Expect: 100-continue", version=version)
-        await peer.send(asked[:-2])  # a part of the body is enough
+        sent_bytes = post(b"body", "/echo", "Expect: 100-continue", version=version)
+        await peer.send(sent_bytes[:-2])  # a part of the body is enough
         assert await peer.read() == b""
-        await peer.send(asked[-2:])
+        await peer.send(sent_bytes[-2:])
         assert answers(await peer.read())[0][2] == b"body"
     async with connected() as peer:
-        await peer.send(asked)
+        await peer.send(sent_bytes)
         assert (await peer.read()).startswith(b"HTTP/1.1 200 ")
 
 
@@ -984,10 +984,10 @@ async def test_a_response_has_no_deadline_while_its_client_waits(autojump_clock:
 
 async def test_a_slow_body_has_no_effect_on_the_deadline_of_its_response(autojump_clock: MockClock) -> None:
     async with connected(limits=Limits(body_seconds=30)) as peer:
-        asked = post(b"body", "/wait")
-        await peer.send(asked[:-2])
+        sent_bytes = post(b"body", "/wait")
+        await peer.send(sent_bytes[:-2])
         await trio.sleep(1)
-        await peer.send(asked[-2:])
+        await peer.send(sent_bytes[-2:])
         response = await peer.endpoint.response()
         await trio.sleep(80_000)
         await response.begin(200, TEXT, b"at last", more=False)
@@ -1180,7 +1180,7 @@ async def test_the_close_of_a_stream_has_a_second_after_a_cancellation(
 
 
 def test_a_connection_can_be_cancelled_at_each_step() -> None:
-    asked = post(b"one") + get("/refuse", "Content-Length: 3", method="POST") + b"abc" + get("/stream")
+    sent_bytes = post(b"one") + get("/refuse", "Content-Length: 3", method="POST") + b"abc" + get("/stream")
 
     def attempt_with(streams: Callable[[], Pair]) -> Callable[[Attempt], Any]:
         async def scenario(attempt: Attempt) -> None:
@@ -1191,7 +1191,7 @@ def test_a_connection_can_be_cancelled_at_each_step() -> None:
 
                 async def talk() -> None:
                     with contextlib.suppress(trio.BrokenResourceError, trio.ClosedResourceError):
-                        await ours.send_all(asked)
+                        await ours.send_all(sent_bytes)
                         while await ours.receive_some():
                             pass
 
@@ -1303,7 +1303,7 @@ async def test_an_exception_of_a_tap_within_a_body_is_not_a_failed_request(
             raise Mistake
 
     ours, theirs = unlimited_pipe()
-    asked = post(b"body")
+    sent_bytes = post(b"body")
     raised = []
 
     async def serve() -> None:
@@ -1314,9 +1314,9 @@ async def test_an_exception_of_a_tap_within_a_body_is_not_a_failed_request(
 
     async with trio.open_nursery() as nursery:
         nursery.start_soon(serve)
-        await ours.send_all(asked[:-4])
+        await ours.send_all(sent_bytes[:-4])
         await wait_all_tasks_blocked()
-        await ours.send_all(asked[-4:])
+        await ours.send_all(sent_bytes[-4:])
         assert await ours.receive_some() == b""
     assert len(raised) == 1
     assert caplog.records == []

@@ -123,13 +123,13 @@ async def test_in_the_modern_revision_a_question_is_the_answer(autojump_clock: M
     async with served(scripted.server) as web:
         first = await web.post(play_call("progress", "ask", revision=E))
         assert first.type == "text/event-stream"
-        asked = first.result
-        assert asked["resultType"] == "input_required"
-        (key,) = asked["inputRequests"]
+        result = first.result
+        assert result["resultType"] == "input_required"
+        (key,) = result["inputRequests"]
         again = {
             **play_params("progress", "ask"),
             "inputResponses": {key: QUESTIONS["ask"][1]},
-            "requestState": asked["requestState"],
+            "requestState": result["requestState"],
         }
         second = await web.call("tools/call", again)
         assert second.type == "application/json"
@@ -271,9 +271,7 @@ async def test_a_client_can_close_its_stream(revision: str, autojump_clock: Mock
 
 @req("http-38")
 @session_revisions
-async def test_more_streams_than_the_limit_are_refused_until_one_has_gone(
-    revision: str, autojump_clock: MockClock
-) -> None:
+async def test_streams_over_the_limit_are_refused_until_one_ends(revision: str, autojump_clock: MockClock) -> None:
     async with served(ScriptedServer(limits=Limits(streams=3)).server) as web:
         session = await web.initialize(revision)
         streams = [await web.open(session=session) for _ in range(2)]

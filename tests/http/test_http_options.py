@@ -19,7 +19,7 @@ from trio_mcp.types import HttpRequest
 
 
 @pytest.mark.parametrize(
-    ("options", "said"),
+    ("options", "expected"),
     [
         ({"sessions": "no"}, "sessions must be True or False, got 'no'"),
         ({"json_only": 1}, "json_only must be True or False, got 1"),
@@ -31,14 +31,14 @@ from trio_mcp.types import HttpRequest
         ({"allowed_hosts": "example.com"}, "allowed_hosts must be a list"),
     ],
 )
-async def test_an_invalid_option_is_refused_at_the_start(options: dict[str, Any], said: str) -> None:
+async def test_an_invalid_option_is_refused_at_the_start(options: dict[str, Any], expected: str) -> None:
     async with Server("test").running() as run:
-        with pytest.raises(UsageError, match=said):
+        with pytest.raises(UsageError, match=expected):
             Endpoint(run, **options)  # type: ignore[arg-type]
 
 
 @pytest.mark.parametrize(
-    ("options", "said"),
+    ("options", "expected"),
     [
         ({"transport": "http"}, r"run\(\) serves stdio, run\(http="),
         ({"json_only": True}, r"json_only is an option for HTTP; to serve HTTP, write run\(http="),
@@ -47,8 +47,8 @@ async def test_an_invalid_option_is_refused_at_the_start(options: dict[str, Any]
         ({"ssl_context": ssl.create_default_context()}, "ssl_context is an option for HTTP"),
     ],
 )
-def test_run_explains_an_unknown_option(options: dict[str, Any], said: str) -> None:
-    with pytest.raises(TypeError, match=said):
+def test_run_explains_an_unknown_option(options: dict[str, Any], expected: str) -> None:
+    with pytest.raises(TypeError, match=expected):
         Server("test").run(**options)
 
 
@@ -82,7 +82,7 @@ async def half_a_pair(request: HttpRequest) -> str | None:
 
 
 @pytest.mark.parametrize(
-    ("authenticate", "said"),
+    ("authenticate", "expected"),
     [
         (raises, "no database"),
         (lambda request: "ada", "authenticate must be an async function, but it returned str"),
@@ -90,7 +90,7 @@ async def half_a_pair(request: HttpRequest) -> str | None:
     ],
 )
 async def test_a_failing_authenticate_fails_only_its_request(
-    authenticate: Any, said: str, caplog: pytest.LogCaptureFixture, autojump_clock: MockClock
+    authenticate: Any, expected: str, caplog: pytest.LogCaptureFixture, autojump_clock: MockClock
 ) -> None:
     async with served(
         ScriptedServer().server, authenticate=authenticate, allowed_origins=["https://app.example"]
@@ -99,10 +99,10 @@ async def test_a_failing_authenticate_fails_only_its_request(
             answer = await web.call("server/discover", headers={"Origin": "https://app.example"})
             assert (answer.status, answer.code) == (500, -32603)
             assert answer.headers["Access-Control-Allow-Origin"] == "https://app.example"
-            assert said not in answer.body.decode()
+            assert expected not in answer.body.decode()
     head, *trace = caplog.records[0].message.splitlines()
     assert head == "authenticate has failed"
-    assert said in trace[-1]
+    assert expected in trace[-1]
 
 
 async def test_an_authenticate_that_cannot_verify_now_gives_503(autojump_clock: MockClock) -> None:

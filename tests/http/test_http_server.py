@@ -812,19 +812,19 @@ def slow_reader_pipe() -> Pair:
     return PipeEnd(there, back), PipeEnd(back, there)
 
 
-async def refused(web: HttpClient, subject: EchoServer) -> bytes:
+async def refused_request(web: HttpClient, subject: EchoServer) -> bytes:
     return get("/nowhere")
 
 
-async def answered(web: HttpClient, subject: EchoServer) -> bytes:
+async def answered_request(web: HttpClient, subject: EchoServer) -> bytes:
     return request_bytes(web, "POST", request("tools/list"), LATEST)
 
 
-async def answered_by_a_handler(web: HttpClient, subject: EchoServer) -> bytes:
+async def handled_request(web: HttpClient, subject: EchoServer) -> bytes:
     return request_bytes(web, "POST", request("tools/call", ECHO), LATEST)
 
 
-async def resumed(web: HttpClient, subject: EchoServer) -> bytes:
+async def resumed_request(web: HttpClient, subject: EchoServer) -> bytes:
     """A request that resumes a finished stream."""
     subject.go.set()
     session = await web.initialize(D)
@@ -848,7 +848,7 @@ def request_bytes(
     return get("/mcp", *(f"{name}: {value}" for name, value in fields.items() if value), method=method) + body
 
 
-@pytest.mark.parametrize("request_of", [refused, answered, answered_by_a_handler, resumed])
+@pytest.mark.parametrize("request_of", [refused_request, answered_request, handled_request, resumed_request])
 @pytest.mark.parametrize("how", ["cancelled", "drained", "one stream"])
 async def test_a_client_that_does_not_read_delays_the_end_by_a_second(
     request_of: Callable[[HttpClient, EchoServer], Awaitable[bytes]], how: str, autojump_clock: MockClock

@@ -41,7 +41,7 @@ TIMEOUT = Limits().session_idle_seconds
 
 
 class CheckedLog(MemoryEventLog):
-    """An event log that counts its calls and refuses all calls after `clear`."""
+    """An event log that keeps its events, counts `clear`, and refuses other calls after it."""
 
     made: list[CheckedLog]
 
@@ -117,8 +117,8 @@ async def test_the_newest_stream_that_is_open_gets_each_message(revision: str, a
             call.response.json["result"]["content"][0]["text"] == "x"
         )  # the change does not come on the stream of a call
         last = await client.get(session)
-        told = [methods(each.response.messages) for each in (*streams, last)]
-        assert told == [[TOOLS], [TOOLS, TOOLS], [TOOLS], [TOOLS]]
+        received = [methods(each.response.messages) for each in (*streams, last)]
+        assert received == [[TOOLS], [TOOLS, TOOLS], [TOOLS], [TOOLS]]
         # No change comes twice, although the three older streams are gone: `last` replaces them.
         assert streams[0].response.last_id != streams[1].response.last_id
 
@@ -232,8 +232,8 @@ async def test_the_wire_of_a_session_never_waits(autojump_clock: MockClock) -> N
     async with endpoint_of(server) as client:
         session = await client.initialize(D)
         call = await client.post(request("tools/call", {"name": "visit"}, revision=D), session)
-        (asked,) = call.response.messages
-        await client.post(response(asked["id"], {"action": "accept"}), session)
+        (question,) = call.response.messages
+        await client.post(response(question["id"], {"action": "accept"}), session)
         ((ctx, page),) = later
         for _ in range(3):
             with trio.fail_after(1):
@@ -261,12 +261,12 @@ async def test_a_call_in_a_session_continues_without_its_client(revision: str, a
     async with endpoint_of(scripted.server) as client:
         session = await client.initialize(revision)
         lost = await client.post(play_call("sleep 100", id=1, revision=revision), session)
-        told = await client.post(play_call("progress", "sleep 100", "progress", id=2, revision=revision), session)
+        streamed = await client.post(play_call("progress", "sleep 100", "progress", id=2, revision=revision), session)
         lost.disconnect()
-        told.disconnect()
+        streamed.disconnect()
         await trio.sleep(200)
         assert scripted.ended == ["", ""]
-        rest = await client.get(session, told.response.last_id)
+        rest = await client.get(session, streamed.response.last_id)
         assert methods(rest.response.messages) == [PROGRESS, "the answer"]
         assert rest.response.ended
         assert (await client.post(request("ping", id=1, revision=revision), session)).response.json["result"] == {}

@@ -19,7 +19,7 @@ async def watch(order: IdleOrder[str], found: list[tuple[str, float]]) -> None:
         found.append((await order.next(), trio.current_time()))
 
 
-async def test_each_is_found_when_its_seconds_is_over_and_then_begins_anew(autojump_clock: MockClock) -> None:
+async def test_each_item_is_due_after_its_time_and_then_starts_again(autojump_clock: MockClock) -> None:
     order: IdleOrder[str] = IdleOrder(10)
     found: list[tuple[str, float]] = []
     async with trio.open_nursery() as nursery:
@@ -56,7 +56,7 @@ async def test_items_that_are_due_at_once_come_one_by_one(autojump_clock: MockCl
     assert trio.current_time() == 2
 
 
-async def test_with_seconds_for_ever_nobody_is_found(autojump_clock: MockClock) -> None:
+async def test_with_an_infinite_time_no_item_is_due(autojump_clock: MockClock) -> None:
     order: IdleOrder[str] = IdleOrder(math.inf)
     order.touch("a")
     with trio.move_on_after(1e9) as scope:

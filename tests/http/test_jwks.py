@@ -67,13 +67,16 @@ def signed(algorithm: str = "ES256", kid: str | None = None, number: int = 0, he
 
 
 class Issuer:
-    """An issuer that answers requests for its keys after `wait` seconds: with `reply` if it is set, or with `keys`."""
+    """An issuer that answers requests for its keys after `wait` seconds, and counts them in `requests`.
+
+    The answer is `reply` if it is set, or has the `keys`.
+    """
 
     def __init__(self, *keys: dict[str, Any]) -> None:
         self.keys = list(keys)
         self.reply: bytes | None = None
         self.wait = 0.0
-        self.asked = 0
+        self.requests = 0
         self.listener = MemoryListener()
         self.ssl: Any = None
 
@@ -90,7 +93,7 @@ class Issuer:
     async def _serve(self, stream: trio.abc.Stream) -> None:
         async with stream:
             await stream.receive_some()
-            self.asked += 1
+            self.requests += 1
             reply = self.key_set() if self.reply is None else self.reply  # read before the wait
             await trio.sleep(self.wait)
             await stream.send_all(reply)
@@ -140,7 +143,7 @@ async def test_a_valid_token_names_its_principal(algorithm: str, autojump_clock:
 
 @req("auth-19", "auth-21", "auth-47")
 @pytest.mark.parametrize(
-    ("claims", "said"),
+    ("claims", "logged"),
     [
         ({"iss": "https://evil.example"}, "it has another issuer"),
         ({"aud": "https://other.example/mcp"}, "it is for another audience"),
@@ -153,13 +156,13 @@ async def test_a_valid_token_names_its_principal(algorithm: str, autojump_clock:
     ],
 )
 async def test_an_invalid_token_is_not_accepted(
-    claims: Any, said: str, caplog: pytest.LogCaptureFixture, autojump_clock: MockClock
+    claims: Any, logged: str, caplog: pytest.LogCaptureFixture, autojump_clock: MockClock
 ) -> None:
     caplog.set_level(logging.DEBUG)
     async with issuing(public("ES256", "k")):
         token = signed(kid="k", **claims)
         assert await verifier()(token) is None
-    assert said in caplog.text
+    assert logged in caplog.text
     assert not [part for part in token.split(".") if part and part in caplog.text]
 
 
@@ -283,7 +286,7 @@ async def test_keys_are_fetched_once_for_all_waiting_callers(autojump_clock: Moc
         await trio.sleep(6)
         assert len(found) == 19
         assert None not in found
-        assert issuer.asked == 1
+        assert issuer.requests == 1
 
 
 async def test_a_new_key_is_found_and_known_ones_do_not_wait_for_it(autojump_clock: MockClock) -> None:
@@ -305,7 +308,7 @@ async def test_a_new_key_is_found_and_known_ones_do_not_wait_for_it(autojump_clo
         assert (trio.current_time(), found) == (before, [])
         await trio.sleep(6)
         assert [each.name for each in found] == ["ada"]
-        assert issuer.asked == 2
+        assert issuer.requests == 2
 
 
 async def test_no_fetch_begins_during_another(autojump_clock: MockClock, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -316,7 +319,7 @@ async def test_no_fetch_begins_during_another(autojump_clock: MockClock, monkeyp
         for _ in range(4):
             nursery.start_soon(verify, signed(kid="k"))
             await trio.sleep(7)
-        assert issuer.asked == 1
+        assert issuer.requests == 1
 
 
 async def test_fetches_for_unknown_keys_are_limited(autojump_clock: MockClock) -> None:
@@ -325,7 +328,7 @@ async def test_fetches_for_unknown_keys_are_limited(autojump_clock: MockClock) -
         for number in range(100):
             assert await verify(signed(kid=f"made up {number}")) is None
             await trio.sleep(1)
-        assert issuer.asked == 10
+        assert issuer.requests == 10
 
 
 async def test_withdrawn_keys_are_no_longer_accepted(autojump_clock: MockClock) -> None:
@@ -335,7 +338,7 @@ async def test_withdrawn_keys_are_no_longer_accepted(autojump_clock: MockClock) 
         issuer.keys = [public("ES256", "other", 1)]
         await trio.sleep(599)
         assert await verify(signed(kid="k")) is not None
-        assert issuer.asked == 1
+        assert issuer.requests == 1
         await trio.sleep(1)
         assert await verify(signed(kid="k")) is not None  # this call starts a fetch in the background
         await wait_all_tasks_blocked()
@@ -353,9 +356,9 @@ BAD_REPLIES = [
 ]
 
 
-@pytest.mark.parametrize(("reply", "said"), BAD_REPLIES)
+@pytest.mark.parametrize(("reply", "logged"), BAD_REPLIES)
 async def test_without_keys_no_token_counts_as_invalid(
-    reply: bytes, said: str, caplog: pytest.LogCaptureFixture, autojump_clock: MockClock
+    reply: bytes, logged: str, caplog: pytest.LogCaptureFixture, autojump_clock: MockClock
 ) -> None:
     async with issuing(public("ES256", "k")) as issuer:
         issuer.reply = reply
@@ -363,8 +366,8 @@ async def test_without_keys_no_token_counts_as_invalid(
         for _ in range(2):
             with pytest.raises(CannotVerify):
                 await verify(signed(kid="k"))
-        assert issuer.asked == 1
-        assert said in caplog.text
+        assert issuer.requests == 1
+        assert logged in caplog.text
         issuer.reply = None
         await trio.sleep(10)
         assert await verify(signed(kid="k")) is not None
@@ -390,13 +393,13 @@ async def test_an_issuer_that_does_not_answer_is_abandoned(
 def test_a_verifier_outlives_an_event_loop() -> None:
     verify = verifier()
 
-    async def main(asked: int) -> None:
-        async with issuing(public("ES256", "k", asked)) as issuer:
+    async def main(number: int) -> None:
+        async with issuing(public("ES256", "k", number)) as issuer:
             for _ in range(2):
-                found = await verify(signed(kid="k", number=asked))
+                found = await verify(signed(kid="k", number=number))
                 await wait_all_tasks_blocked()
             assert found is not None
-            assert issuer.asked == 1
+            assert issuer.requests == 1
 
     trio.run(main, 0, clock=MockClock(autojump_threshold=0))
     verify._fetch_began += 1e6  # clocks of event loops start at random times, so the next one may be behind

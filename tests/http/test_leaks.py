@@ -68,8 +68,8 @@ async def abandoned_modern_call(web: HttpClient) -> None:
 
 
 async def subscription(web: HttpClient) -> None:
-    asked = web.request("subscriptions/listen", {"notifications": {"toolsListChanged": True}}, revision=E)
-    await (await web.open(asked)).message()
+    message = web.request("subscriptions/listen", {"notifications": {"toolsListChanged": True}}, revision=E)
+    await (await web.open(message)).message()
 
 
 async def unanswered_question(web: HttpClient) -> None:

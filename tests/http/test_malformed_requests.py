@@ -125,9 +125,9 @@ class RandomClient:
 
     async def visit(self, web: HttpClient, revision: str, session: str | None) -> None:
         stream = (await web.link()).stream
-        said = b"".join(self.request(revision, session) for _ in range(self.chance.randrange(1, 4)))
+        data = b"".join(self.request(revision, session) for _ in range(self.chance.randrange(1, 4)))
         with contextlib.suppress(trio.BrokenResourceError), trio.move_on_after(self.chance.choice([0, 0.5, 5, 200])):
-            await stream.send_all(said)
+            await stream.send_all(data)
             while await stream.receive_some():
                 pass
         await trio.aclose_forcefully(stream)

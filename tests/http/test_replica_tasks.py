@@ -65,9 +65,9 @@ async def test_a_listener_at_another_replica_gets_the_states_of_a_task(
         assert state["status"] == "input_required"
         answers = {key: {"action": "accept", "content": {"value": "yes"}} for key in state["inputRequests"]}
         await ask(group, 2, "tasks/update", {"taskId": task, "inputResponses": answers})
-        told = ""
-        while told != "completed":
-            told = (await stream.message())["params"]["status"]
+        status = ""
+        while status != "completed":
+            status = (await stream.message())["params"]["status"]
         assert (await ask(group, 1, "tasks/get", {"taskId": task}))["result"]["content"][0]["text"] == "yes"
 
 
@@ -89,7 +89,7 @@ async def test_the_result_of_a_task_is_available_at_another_replica(
         session = await group.webs[0].initialize(D)
         for web in group.webs[1:]:
             web._revisions[session] = D
-        told = await group.webs[2].open(session=session)
+        changes = await group.webs[2].open(session=session)
         made = await group.webs[0].call("tools/call", {"name": "job", "task": {}}, session=session)
         task = made.result["task"]["taskId"]
         listed = await group.webs[1].call("tasks/list", {}, session=session)
@@ -103,6 +103,6 @@ async def test_the_result_of_a_task_is_available_at_another_replica(
         assert (await stream.response())["result"]["content"][0]["text"] == "yes"
         status = ""
         while status != "completed":
-            note = await told.message()
+            note = await changes.message()
             assert note["method"] == "notifications/tasks/status"
             status = note["params"]["status"]

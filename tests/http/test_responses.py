@@ -322,10 +322,10 @@ async def test_a_message_before_the_answer_makes_a_stream(autojump_clock: MockCl
         assert [event.id for event in response.events] == ["1-0", "1-1", "1-2", "1-3", "1-4"]
         assert response.ended
         assert bench.owner.changes == ["opened", "ended"]
-        assert replayed(bench, "1-0") == 4
+        assert events_after(bench, "1-0") == 4
 
 
-def replayed(bench: Bench, after: str) -> int:
+def events_after(bench: Bench, after: str) -> int:
     """The number of events after this one in the log of a stream that is over."""
     assert bench.mode.log is not None
     replay = bench.mode.log.replay(after)
@@ -480,7 +480,7 @@ async def test_an_answer_is_kept_for_a_disconnected_client(autojump_clock: MockC
         await bench.disconnect()
         await bench.answer()
         assert bench.owner.changes == ["opened", "detached", "ended"]
-        assert replayed(bench, "1-1") == 1
+        assert events_after(bench, "1-1") == 1
 
 
 async def test_waiting_messages_are_kept_in_order_after_a_disconnection(autojump_clock: MockClock) -> None:
@@ -547,7 +547,7 @@ async def test_a_failing_write_counts_as_a_disconnection(begun: bool, autojump_c
         bench.on_disconnect()
         await bench.answer()
         assert bench.owner.changes[-1] == "ended"
-        assert replayed(bench, "1-0") == 2 + begun
+        assert events_after(bench, "1-0") == 2 + begun
 
 
 async def test_an_unexpected_exception_of_a_write_is_logged_and_drops_the_response(
@@ -613,7 +613,7 @@ async def test_messages_during_a_hang_up_are_kept(autojump_clock: MockClock) -> 
         await wait_all_tasks_blocked()
         assert numbers(response) == [1]
         assert bench.owner.changes == ["opened", "detached", "ended"]
-        assert replayed(bench, response.last_id) == 2
+        assert events_after(bench, response.last_id) == 2
 
 
 async def test_hang_up_has_no_effect_if_the_answer_is_already_there(autojump_clock: MockClock) -> None:
@@ -705,7 +705,7 @@ async def test_a_stream_begins_with_its_opening_bytes(autojump_clock: MockClock)
 
 
 @pytest.mark.parametrize("state", ["new", "stream", "writing", "away", "over"])
-async def test_the_server_may_stop_at_any_time(state: str, autojump_clock: MockClock) -> None:
+async def test_the_server_can_stop_at_any_time(state: str, autojump_clock: MockClock) -> None:
     async with new_bench() as bench:
         response = await bench.attach()
         if state != "new":
@@ -750,7 +750,7 @@ async def test_messages_on_a_finished_stream_are_discarded(autojump_clock: MockC
         await bench.answer()
         bench.stream.put(notification(2))
         bench.stream.put(question(7))
-        assert replayed(bench, "1-0") == 2
+        assert events_after(bench, "1-0") == 2
         assert bench.owner.undelivered == []
 
 
@@ -816,21 +816,21 @@ async def test_a_failing_log_ends_its_stream_only(
 async def test_an_invalid_event_id_counts_as_a_failing_log(
     autojump_clock: MockClock, caplog: pytest.LogCaptureFixture
 ) -> None:
-    class Odd(MemoryEventLog):
-        odd = False
+    class InvalidIdLog(MemoryEventLog):
+        invalid = False
 
         def append(self, stream: str, data: Sequence[bytes]) -> Sequence[str]:
-            return [id + "\n" * self.odd for id in super().append(stream, data)]
+            return [id + "\n" * self.invalid for id in super().append(stream, data)]
 
-    log = Odd()
+    log = InvalidIdLog()
     for away in (False, True):
         async with new_bench(log=log) as bench:
-            log.odd = False
+            log.invalid = False
             response = await bench.attach()
             await bench.emit(1)
             if away:
                 await bench.disconnect()
-            log.odd = True
+            log.invalid = True
             await bench.emit(2)
             assert "an event id must be" in caplog.text
             assert response.dropped is not away
@@ -1003,7 +1003,7 @@ async def test_a_write_that_succeeds_after_the_disconnection_has_no_effect(
             assert not len(bench.shared.attached)
             if not last:
                 await bench.answer()
-            assert replayed(bench, "1-1") == 1 + (not last)
+            assert events_after(bench, "1-1") == 1 + (not last)
 
 
 async def test_all_waits_of_a_stream_are_checkpoints(autojump_clock: MockClock) -> None:
@@ -1050,8 +1050,8 @@ def test_senders_can_be_cancelled_at_each_step(seed: int) -> None:
             await wait_all_tasks_blocked()
             assert response.ended
             if response.streams:
-                told = numbers(response)
-                assert told == [*range(1, len(told)), "answer"]
+                received = numbers(response)
+                assert received == [*range(1, len(received)), "answer"]
 
     assert cancel_at_each_step(scenario, watch=any_task, seed=seed) > 5
 
@@ -1071,7 +1071,7 @@ def test_a_reconnecting_client_gets_each_message_once_and_in_order(
 ) -> None:
     async def main() -> None:
         async with new_bench(answer, revision, limit=limit) as bench:
-            client = Client(bench)
+            client = ModelClient(bench)
             await bench.attach()
             for action in actions:
                 await client.run(action)
@@ -1081,7 +1081,7 @@ def test_a_reconnecting_client_gets_each_message_once_and_in_order(
     trio.run(main, clock=MockClock(autojump_threshold=0))
 
 
-class Client:
+class ModelClient:
     """A model of the client: it runs random actions, and checks that it received each message once and in order."""
 
     def __init__(self, bench: Bench) -> None:

@@ -142,12 +142,12 @@ async def test_the_log_level_applies_at_all_replicas(
     async with replica_group() as group:
         session = await session_in(group, revision)
         await group.webs[1].call("tools/call", play_params(), session=session)
-        for level, told in (("error", []), ("info", ["notifications/message"])):
+        for level, expected in (("error", []), ("info", ["notifications/message"])):
             await group.webs[2].call("logging/setLevel", {"level": level}, session=session)
             await wait_all_tasks_blocked()
             for web in group.webs:
                 stream = await web.post(play_call("log x", revision=revision), session=session)
-                assert methods(stream.messages)[:-1] == told
+                assert methods(stream.messages)[:-1] == expected
 
 
 async def test_a_replica_learns_that_the_handshake_has_ended(autojump_clock: MockClock, replica_group: Any) -> None:
@@ -200,12 +200,12 @@ async def test_of_streams_opened_at_once_only_one_gets_a_change(autojump_clock: 
             )
             group.servers[1].server.notify_list_changed("tools")
             await trio.sleep(1)
-            told = []
+            methods_received = []
             for stream in streams:
                 with trio.move_on_after(1):
-                    told.append((await stream.message())["method"])
+                    methods_received.append((await stream.message())["method"])
                 await stream.aclose()
-            assert told == [TOOLS]
+            assert methods_received == [TOOLS]
 
 
 @session_revisions
@@ -390,23 +390,23 @@ async def test_a_standalone_stream_continues_at_another_replica(autojump_clock: 
         for number in range(3):
             await group.web.call("resources/subscribe", {"uri": f"r://{number}"}, session=session)
         stream = await group.webs[0].open(session=session)
-        told: list[str] = []
+        uris: list[str] = []
         for number in (1, 2, 2, 0, 1):  # the replica at which the stream is resumed
             group.servers[2].server.notify_resource_updated("r://0")
-            told.append((await stream.message())["params"]["uri"])
+            uris.append((await stream.message())["params"]["uri"])
             after = stream.last_event_id
             await stream.aclose()
             group.servers[1].server.notify_resource_updated("r://1")
             await trio.sleep(1)
             stream = await group.webs[number].open(session=session, after=after)
             group.servers[0].server.notify_resource_updated("r://2")
-            told += [(await stream.message())["params"]["uri"] for _ in range(2)]
+            uris += [(await stream.message())["params"]["uri"] for _ in range(2)]
             # A client that has lost its connection before it has read this resumes after the same event.
             await stream.aclose()
             await trio.sleep(1)
             stream = await group.webs[(number + 1) % 3].open(session=session, after=after)
-            told += [(await stream.message())["params"]["uri"] for _ in range(2)]
-        assert told == ["r://0", "r://1", "r://2", "r://1", "r://2"] * 5
+            uris += [(await stream.message())["params"]["uri"] for _ in range(2)]
+        assert uris == ["r://0", "r://1", "r://2", "r://1", "r://2"] * 5
 
 
 async def test_a_read_event_is_not_sent_again(autojump_clock: MockClock, replica_group: Any) -> None:
@@ -547,8 +547,8 @@ async def test_a_subscription_is_refused_if_the_speaker_has_no_room(
         stream = await group.webs[0].open(session=session)
         for number in range(6):
             group.servers[2].server.notify_resource_updated(f"r://{number}")
-        told = {(await stream.message())["params"]["uri"] for _ in range(5)}
-        assert told == {f"r://{number}" for number in range(5)}
+        uris = {(await stream.message())["params"]["uri"] for _ in range(5)}
+        assert uris == {f"r://{number}" for number in range(5)}
 
 
 async def test_a_subscription_stays_when_the_same_request_is_refused_later(
@@ -636,11 +636,11 @@ async def test_a_subscription_after_the_speaker_crashed_waits_for_its_lease(
         await trio.sleep(20)
         assert await subscribe(group.webs[1], "r://2", session) is None
         stream = await group.webs[2].open(session=session)
-        told = []
+        messages = []
         with trio.move_on_after(5):
             while True:
-                told.append(await stream.message())
-        assert [each["params"]["uri"] for each in told if each["method"] == UPDATED] == ["r://2"]
+                messages.append(await stream.message())
+        assert [each["params"]["uri"] for each in messages if each["method"] == UPDATED] == ["r://2"]
 
 
 async def test_subscriptions_without_a_speaker_are_limited(autojump_clock: MockClock, replica_group: Any) -> None:
@@ -730,8 +730,8 @@ async def test_a_message_for_a_former_speaker_is_forwarded(autojump_clock: MockC
         session = await session_in(group)
         await group.webs[1].call("ping", session=session)
         stream = await group.webs[0].open(session=session)
-        told = Notification("notifications/elicitation/complete", {"elicitationId": "7"})
-        copy_in(group, 1, session).speaker.say([encode(told).decode()])
+        completion = Notification("notifications/elicitation/complete", {"elicitationId": "7"})
+        copy_in(group, 1, session).speaker.say([encode(completion).decode()])
         with trio.fail_after(5):
             assert (await stream.message())["params"]["elicitationId"] == "7"
 
@@ -768,7 +768,7 @@ async def test_copies_without_room_try_to_speak_again_later(
     autojump_clock: MockClock, replica_group: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """They do not ask each other in a loop, and a message that waits at one of them is not lost."""
-    told = encode(Notification("notifications/elicitation/complete", {"elicitationId": "7"})).decode()
+    completion = encode(Notification("notifications/elicitation/complete", {"elicitationId": "7"})).decode()
     async with replica_group() as group:
         session = await session_in(group)
         assert await subscribe(group.webs[0], "r://1", session) is None
@@ -792,7 +792,7 @@ async def test_copies_without_room_try_to_speak_again_later(
             await trio.sleep(200)
         await trio.sleep(50)
         group.servers[2].server.notify_resource_updated("r://1")
-        copy_in(group, 0, session).speaker.say([told])
+        copy_in(group, 0, session).speaker.say([completion])
         found: set[str] = set()
 
         async def read(stream: Any) -> None:
@@ -809,7 +809,7 @@ async def test_copies_without_room_try_to_speak_again_later(
 async def test_a_copy_that_cannot_speak_forwards_its_messages(
     autojump_clock: MockClock, replica_group: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    told = encode(Notification("notifications/elicitation/complete", {"elicitationId": "7"})).decode()
+    completion = encode(Notification("notifications/elicitation/complete", {"elicitationId": "7"})).decode()
     async with replica_group() as group:
         session = await session_in(group)
         assert await subscribe(group.webs[0], "r://1", session) is None
@@ -819,7 +819,7 @@ async def test_a_copy_that_cannot_speak_forwards_its_messages(
         copy = copy_in(group, 1, session)
 
         def refuse(method: str, uri: str) -> Any:
-            copy.speaker.say([told])  # it goes to the current speaker
+            copy.speaker.say([completion])  # it goes to the current speaker
             return INTERNAL_ERROR, "full"
 
         monkeypatch.setattr(copy.speaker, "_subscribe", refuse)
@@ -1251,7 +1251,7 @@ async def test_a_message_waits_only_for_the_messages_before_it(
     autojump_clock: MockClock, replica_group: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """It does not wait for the later ones, although they never stop."""
-    told = encode(Notification("notifications/elicitation/complete", {"elicitationId": "7"})).decode()
+    completion = encode(Notification("notifications/elicitation/complete", {"elicitationId": "7"})).decode()
     async with replica_group() as group, trio.open_nursery() as nursery:
         session = await session_in(group)
         await group.webs[1].call("ping", session=session)
@@ -1263,7 +1263,7 @@ async def test_a_message_waits_only_for_the_messages_before_it(
 
         async def talk() -> None:
             while True:
-                mail.put({"say": told})
+                mail.put({"say": completion})
                 await trio.sleep(0.04)
 
         monkeypatch.setattr(group.store, "append", slow)

@@ -473,8 +473,8 @@ async def test_a_client_that_cannot_resume_is_not_asked_to_reconnect(revision: s
 async def test_the_modern_revision_has_no_resumption(autojump_clock: MockClock) -> None:
     async with served(ScriptedServer().server, check=False) as web:
         session = await web.initialize(D)
-        told = await web.post(play_call("progress"), session=session)
-        fields = {"Mcp-Session-Id": session, "Last-Event-ID": told.events[0].id}
+        answered = await web.post(play_call("progress"), session=session)
+        fields = {"Mcp-Session-Id": session, "Last-Event-ID": answered.events[0].id}
         answer = await web.post(play_call("say hello", revision=E), revision=E, headers=fields)
         assert text_of(answer.message) == "hello"
         refused = await web.send("GET", "/mcp", {**fields, "MCP-Protocol-Version": E, "Accept": "text/event-stream"})

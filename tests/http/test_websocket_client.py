@@ -228,14 +228,14 @@ REPLIES: list[tuple[str, bytes, int, str, bytes]] = [
 
 
 @pytest.mark.parametrize("ends", [True, False])
-@pytest.mark.parametrize(("about", "reply", "status", "says", "body"), REPLIES, ids=[row[0] for row in REPLIES])
+@pytest.mark.parametrize(("about", "reply", "status", "expected", "body"), REPLIES, ids=[row[0] for row in REPLIES])
 async def test_an_http_response_to_the_handshake_is_in_the_error(
-    about: str, reply: bytes, status: int, says: str, body: bytes, ends: bool, autojump_clock: MockClock
+    about: str, reply: bytes, status: int, expected: str, body: bytes, ends: bool, autojump_clock: MockClock
 ) -> None:
     error = await dial_error(lambda request: reply, "ws://a.example/ws?token=secret", ends=ends)
     assert trio.current_time() <= CLOSING  # the time to wait for the rest of a body
     assert isinstance(error, UpgradeRefused)
-    with pytest.raises(UpgradeRefused, match=says):
+    with pytest.raises(UpgradeRefused, match=expected):
         raise error
     assert (error.status, error.body) == (status, body)
     assert "secret" not in str(error)
@@ -247,8 +247,8 @@ async def test_an_http_response_to_the_handshake_is_in_the_error(
 async def test_the_error_has_no_part_of_the_token(before: int, autojump_clock: MockClock) -> None:
     token = "abcdefghijklmnopqrstuvwxyz" * 20
     body = b"x" * before + token.encode() + b"y" * 1000
-    said = b"HTTP/1.1 401 No\r\nContent-Length: %d\r\n\r\n" % len(body) + body
-    error = await dial_error(lambda request: said, URL, ("Authorization", f"Bearer {token}"))
+    reply = b"HTTP/1.1 401 No\r\nContent-Length: %d\r\n\r\n" % len(body) + body
+    error = await dial_error(lambda request: reply, URL, ("Authorization", f"Bearer {token}"))
     assert isinstance(error, UpgradeRefused)
     assert len(error.body) == 400
     assert b"ab" not in error.body
@@ -270,14 +270,14 @@ ACCEPTANCES: list[tuple[str, dict[str, str | None], str]] = [
 ]
 
 
-@pytest.mark.parametrize(("about", "headers", "says"), ACCEPTANCES, ids=[row[0] for row in ACCEPTANCES])
+@pytest.mark.parametrize(("about", "headers", "expected"), ACCEPTANCES, ids=[row[0] for row in ACCEPTANCES])
 async def test_an_invalid_acceptance_of_the_handshake_is_an_error(
-    about: str, headers: dict[str, str | None], says: str, autojump_clock: MockClock
+    about: str, headers: dict[str, str | None], expected: str, autojump_clock: MockClock
 ) -> None:
     error = await dial_error(lambda request: acceptance(request, **headers))
     assert isinstance(error, UpgradeRefused)
     assert error.status == 101
-    assert says in str(error)
+    assert expected in str(error)
 
 
 TLS_ALERT = b"\x15\x03\x01\x00\x02\x02\x46"
@@ -323,17 +323,17 @@ async def test_a_connection_that_breaks_in_the_handshake_is_an_error(autojump_cl
         await dial(ours)
 
 
-@pytest.mark.parametrize("says", ["no bytes", "informational responses", "half of the answer"])
-async def test_a_handshake_without_an_answer_has_a_deadline(says: str, autojump_clock: MockClock) -> None:
+@pytest.mark.parametrize("sent", ["no bytes", "informational responses", "half of the answer"])
+async def test_a_handshake_without_an_answer_has_a_deadline(sent: str, autojump_clock: MockClock) -> None:
     ours, theirs = unlimited_pipe()
     async with open_nursery() as nursery:
 
         @nursery.start_soon
         async def _() -> None:
-            if says == "half of the answer":
+            if sent == "half of the answer":
                 await theirs.send_all(b"HTTP/1.1 101 Switch")
             with suppress(trio.BrokenResourceError):
-                while says == "informational responses":
+                while sent == "informational responses":
                     await theirs.send_all(b"HTTP/1.1 100 Continue\r\n\r\n")
                     await trio.sleep(1)
 
@@ -416,7 +416,7 @@ def test_a_handshake_can_be_cancelled_at_each_step() -> None:
 # Frames
 
 
-def note(text: str) -> bytes:
+def notification(text: str) -> bytes:
     return json.dumps({"jsonrpc": "2.0", "method": text}, ensure_ascii=False).encode()
 
 
@@ -491,12 +491,12 @@ def send_request(handler: RecordingHandler, duplex: Duplex) -> None:
 
 
 FRAMES = [
-    to_client(TEXT, note("a")),
-    to_client(TEXT, note("ä€")[:-4], fin=False),  # cut within a character
+    to_client(TEXT, notification("a")),
+    to_client(TEXT, notification("ä€")[:-4], fin=False),  # cut within a character
     to_client(PING, b"between"),
-    to_client(CONTINUED, note("ä€")[-4:]),
+    to_client(CONTINUED, notification("ä€")[-4:]),
     to_client(PONG, b"?"),
-    to_client(TEXT, note("b")),
+    to_client(TEXT, notification("b")),
     to_client(CLOSE, (1001).to_bytes(2, "big") + b"bye"),
 ]
 EXPECTED = (
@@ -590,16 +590,16 @@ CLOSES: list[tuple[bytes, str, bytes]] = [
 ]
 
 
-@pytest.mark.parametrize(("data", "says", "reply"), CLOSES, ids=[row[1] for row in CLOSES])
+@pytest.mark.parametrize(("data", "expected", "reply"), CLOSES, ids=[row[1] for row in CLOSES])
 async def test_each_end_of_a_websocket_has_its_reason_and_its_answer(
-    data: bytes, says: str, reply: bytes, autojump_clock: MockClock
+    data: bytes, expected: str, reply: bytes, autojump_clock: MockClock
 ) -> None:
     async with linked(limits=Limits(message_bytes=100)) as (handler, server, duplex):
-        await server.send_all(to_client(TEXT, note("before")) + data + to_client(TEXT, note("after")))
+        await server.send_all(to_client(TEXT, notification("before")) + data + to_client(TEXT, notification("after")))
         await wait_or_fail(handler.closed.wait, "the end")
         assert (handler.received, trio.current_time()) == (["before"], 0)
         assert handler.reason is not None
-        with pytest.raises(SessionClosed, match=says):
+        with pytest.raises(SessionClosed, match=expected):
             raise SessionClosed(handler.reason)
         send_request(handler, duplex)  # this message is discarded
         await wait_all_tasks_blocked()
@@ -632,11 +632,11 @@ async def test_a_silent_server_gets_a_ping_and_then_loses_the_connection(autojum
 
 async def test_any_frame_keeps_the_connection_alive(autojump_clock: MockClock) -> None:
     async with linked() as (handler, server, _):
-        for sign in (to_client(PONG), to_client(PING), to_client(TEXT, note("xy")[:9], fin=False)) * 3:
+        for sign in (to_client(PONG), to_client(PING), to_client(TEXT, notification("xy")[:9], fin=False)) * 3:
             await trio.sleep(39)
             await server.send_all(sign)
             if sign[0] == TEXT:
-                await server.send_all(to_client(CONTINUED, note("xy")[9:]))
+                await server.send_all(to_client(CONTINUED, notification("xy")[9:]))
         await server.send_all(close_frame(Role.CLIENT, 1000))
         await wait_or_fail(handler.closed.wait, "the end")
         assert (handler.received, handler.closed_at) == (["xy"] * 3, 39 * 9)
@@ -693,7 +693,7 @@ async def test_closing_sends_a_close_frame_and_waits_for_the_answer(autojump_clo
         await wait_all_tasks_blocked()
         assert frames_sent_to(server) == [(CLOSE, (1000).to_bytes(2, "big"))]
         assert not handler.closed.is_set()
-        await server.send_all(to_client(TEXT, note("late")) + to_client(PING) + close_frame(Role.CLIENT, 1000))
+        await server.send_all(to_client(TEXT, notification("late")) + to_client(PING) + close_frame(Role.CLIENT, 1000))
         await wait_or_fail(handler.closed.wait, "the end")
         assert (handler.received, handler.closed_at, len(frames_sent_to(server))) == ([], 0, 1)
 
@@ -786,7 +786,7 @@ async def serve_one_call(server: PipeEnd, then: bytes, rest: bytes = b"") -> Non
 
 
 @pytest.mark.parametrize(
-    ("then", "says", "at"),
+    ("then", "expected", "at"),
     [
         (close_frame(Role.CLIENT, 4001, "enough"), "the server closed the connection with code 4001: 'enough'", 0),
         (to_client(BINARY, b"x"), "broke the rules of WebSocket .1003.: messages are text", 0),
@@ -794,7 +794,7 @@ async def serve_one_call(server: PipeEnd, then: bytes, rest: bytes = b"") -> Non
     ],
 )
 async def test_a_waiting_call_fails_with_the_reason_of_the_end(
-    then: bytes, says: str, at: float, autojump_clock: MockClock
+    then: bytes, expected: str, at: float, autojump_clock: MockClock
 ) -> None:
     ours, theirs = unlimited_pipe()
 
@@ -806,7 +806,7 @@ async def test_a_waiting_call_fails_with_the_reason_of_the_end(
         nursery.start_soon(serve_one_call, theirs, then, to_client(PING, b"early"))
         with tcp_connects_to(connect):
             async with open_client(URL, revision=LATEST) as client:
-                with pytest.raises(SessionClosed, match=says):
+                with pytest.raises(SessionClosed, match=expected):
                     await client.call_tool("wait")
                 assert trio.current_time() == at
     assert (PONG, b"early") in frames_sent_to(theirs)
@@ -827,7 +827,7 @@ async def test_headers_are_sent_and_a_refusal_has_its_reason(autojump_clock: Moc
                 pass
             with pytest.raises(UpgradeRefused, match=r"ws://127.0.0.1:3000/ws answered 401") as caught:
                 async with open_client(URL):
-                    raise AssertionError("it was opened")
+                    raise AssertionError("the connection was opened")
     assert caught.value.status == 401
     assert caught.value.headers["WWW-Authenticate"] == "Bearer"
     assert json.loads(caught.value.body)["error"]["message"] in str(caught.value)

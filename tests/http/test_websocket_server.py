@@ -214,9 +214,9 @@ REFUSED: list[tuple[bytes, int, str]] = [
 
 
 @req("http-03", "http-04", "http-05")
-@pytest.mark.parametrize(("data", "status", "says"), REFUSED, ids=[str(row[1]) + row[2] for row in REFUSED])
+@pytest.mark.parametrize(("data", "status", "expected"), REFUSED, ids=[str(row[1]) + row[2] for row in REFUSED])
 async def test_a_refusal_is_an_http_response_with_a_json_rpc_error(
-    data: bytes, status: int, says: str, autojump_clock: MockClock, caplog: pytest.LogCaptureFixture
+    data: bytes, status: int, expected: str, autojump_clock: MockClock, caplog: pytest.LogCaptureFixture
 ) -> None:
     caplog.set_level(logging.INFO, "trio_mcp.http")
     seen: list[tuple[str, bytes]] = []
@@ -228,10 +228,10 @@ async def test_a_refusal_is_an_http_response_with_a_json_rpc_error(
     assert f"Content-Length: {len(body)}" in fields
     error = json.loads(body)
     assert (error["jsonrpc"], "id" in error, error["error"]["code"]) == ("2.0", False, -32600)
-    assert says in error["error"]["message"]
+    assert expected in error["error"]["message"]
     assert seen == [("out", raw)]
-    (told,) = caplog.messages
-    assert told.endswith(f": {status}, {error['error']['message']}")
+    (record,) = caplog.messages
+    assert record.endswith(f": {status}, {error['error']['message']}")
 
 
 async def test_a_websocket_without_credentials_gets_401(autojump_clock: MockClock) -> None:
@@ -448,9 +448,9 @@ async def open_websocket(
         await wait_or_fail(done.wait, "the end of the connection")
 
 
-@pytest.mark.parametrize(("fault", "code", "says"), FAULTS, ids=[f"{row[1]} {row[2]}" for row in FAULTS])
+@pytest.mark.parametrize(("fault", "code", "expected"), FAULTS, ids=[f"{row[1]} {row[2]}" for row in FAULTS])
 async def test_a_protocol_error_is_answered_and_later_frames_are_discarded(
-    fault: bytes, code: int, says: str, autojump_clock: MockClock
+    fault: bytes, code: int, expected: str, autojump_clock: MockClock
 ) -> None:
     bench = Bench(limits=Limits(message_bytes=2000))
     ask = json.dumps(RawClient(unlimited_pipe()[0], LATEST).request("tools/call", call("gate", name="a"))).encode()
@@ -463,7 +463,7 @@ async def test_a_protocol_error_is_answered_and_later_frames_are_discarded(
         raw = await ours.receive_some()
         assert raw[0] == 0x88
         assert int.from_bytes(raw[2:4], "big") == code
-        assert says in raw[4:].decode()
+        assert expected in raw[4:].decode()
         assert raw[1] == len(raw) - 2
         start = trio.current_time()
         for _ in range(100):  # further frames do not break the connection

@@ -80,8 +80,8 @@ async def test_each_post_of_every_revision_is_served_independently(revision: str
         else:
             opened = await web.call("initialize", initialize(revision), revision=revision)
             assert opened.result["protocolVersion"] == revision
-            said = await web.post(notification("notifications/initialized"), revision=revision)
-            assert (said.status, said.body) == (202, b"")
+            accepted = await web.post(notification("notifications/initialized"), revision=revision)
+            assert (accepted.status, accepted.body) == (202, b"")
         assert "Mcp-Session-Id" not in opened.headers
         listed = await web.call("tools/list", revision=revision)
         assert [tool["name"] for tool in listed.result["tools"]] == ["echo", "divide"]
