@@ -1,4 +1,4 @@
-"""HTTP servers whose replies are written by the test, byte by byte, and a client's link to them, all in memory.
+"""HTTP servers that write the bytes of the test, and a client's link to them, all in memory.
 
     async def handle(received: ReceivedRequest, out: ResponseWriter) -> None:
         await out.json(received.answer({"tools": []}))
@@ -35,7 +35,7 @@ __all__ = [
     "Handler",
     "ReceivedRequest",
     "ResponseWriter",
-    "ScriptedServer",
+    "ScriptedHttpServer",
     "legacy",
     "modern",
     "open_http_link",
@@ -128,7 +128,7 @@ def _head(status: int, fields: Mapping[str, str]) -> bytes:
 Handler = Callable[[ReceivedRequest, ResponseWriter], Awaitable[None]]
 
 
-class ScriptedServer:
+class ScriptedHttpServer:
     """A server that passes each request to its handler.
 
     `requests` are the requests in the order of their arrival, and `connections` the server's ends of its connections.
@@ -140,7 +140,7 @@ class ScriptedServer:
         self._streams = streams
         self.requests: list[ReceivedRequest] = []
         self.connections: list[PipeEnd] = []
-        self.abandoned: list[str] = []  # requests whose connection was closed before the handler returned
+        self.abandoned: list[str] = []  # requests of connections that were closed before the handler returned
         self.refuses_connections = False
 
     @property
@@ -194,10 +194,10 @@ def _cut() -> bytes:
 @contextlib.asynccontextmanager
 async def scripted_server(
     handle: Handler, streams: Callable[[], Pair] = unlimited_pipe
-) -> AsyncIterator[ScriptedServer]:
+) -> AsyncIterator[ScriptedHttpServer]:
     with unwrapped():
         async with trio.open_nursery() as nursery:
-            yield ScriptedServer(handle, nursery, streams)
+            yield ScriptedHttpServer(handle, nursery, streams)
             nursery.cancel_scope.cancel()
 
 

@@ -22,7 +22,7 @@ from unittest import mock
 import attrs
 import trio
 
-from tests.client.http_script import Handler, ReceivedRequest, ResponseWriter, ScriptedServer
+from tests.client.http_script import Handler, ReceivedRequest, ResponseWriter, ScriptedHttpServer
 from tests.client.sample_server import sample_server
 from tests.core.auth_server import CALLBACK, NOW, AuthServer
 from tests.http.scripted_server import SSE_PATHS
@@ -175,8 +175,8 @@ async def oauth_network(
     options = SSE_PATHS if transport == "http+sse" else {}
     with unwrapped():
         async with trio.open_nursery() as nursery:
-            issuer = ScriptedServer(network.answer, nursery, streams)
-            mcp = listener if front is None else ScriptedServer(front(network), nursery, streams)
+            issuer = ScriptedHttpServer(network.answer, nursery, streams)
+            mcp = listener if front is None else ScriptedHttpServer(front(network), nursery, streams)
 
             async def dial(host: str, port: int) -> trio.abc.Stream:
                 network.ports.add(port)

@@ -1,6 +1,6 @@
-"""A server process that is a child of ours: small programs, real signals, and each time a look at what is left.
+"""Server processes that are children of the client: small programs, real signals, and a leak check after each test.
 
-The clock is real, as the processes are.  What ends by itself is given a grace that no test waits for.
+The clock and the processes are real.  A process that ends by itself has a long timeout, which no test waits for.
 """
 
 from __future__ import annotations
@@ -25,16 +25,16 @@ from tests.server.checkpoints import Attempt, open_fds
 from trio_mcp.core import ConnectionFailed, SessionClosed, UsageError
 from trio_mcp.transport import MINIMAL, Child, ServerExited, name_of, open_nursery, start_child
 
-pytestmark = pytest.mark.skipif(not os.path.isdir("/proc/self/fd"), reason="what is left is seen in /proc")
+pytestmark = pytest.mark.skipif(not os.path.isdir("/proc/self/fd"), reason="the check for leaks needs /proc")
 
 LONG = 60.0
-"""A grace that is not to be needed."""
+"""A shutdown timeout that must not be needed."""
 
 SHORT = 0.05
 
 PYTHON = os.path.basename(sys.executable)
 
-# What programs here begin with: `say` is heard on stdout, and the test goes on when it is.
+# The beginning of the programs.  A test waits for a line of `say` on stdout.
 PRELUDE = """
 import os, signal, sys
 def say(text):
@@ -45,10 +45,10 @@ def stay():
 def read():
     while os.read(0, 65536):
         pass
-def deaf():
+def ignore_sigterm():
     signal.signal(signal.SIGTERM, signal.SIG_IGN)
 """
-GRANDCHILD = """
+WITH_GRANDCHILD = """
 ready, told = os.pipe()
 if not os.fork():
     {}
@@ -64,20 +64,20 @@ def python(program: str) -> list[str]:
 
 @pytest.fixture
 def clock() -> trio.testing.MockClock:
-    """Time that passes as it does, for a test that lets a grace be over when it wants it to be."""
+    """A clock at the real rate, for tests that jump over a timeout."""
     return trio.testing.MockClock(rate=1)
 
 
 @pytest.fixture(autouse=True)
-def nothing_is_left() -> Iterator[None]:
-    """No file descriptor, and no child, not even a dead one."""
+def check_for_leaks() -> Iterator[None]:
+    """Check that no file descriptor and no child is left, also no zombie."""
     fds = open_fds()
     yield
-    assert open_fds() <= fds  # what an earlier test has left to the garbage collector may be closed by now
-    assert no_child_is_left()
+    assert open_fds() <= fds  # descriptors of an earlier test may be closed by the garbage collector
+    assert has_no_children()
 
 
-def no_child_is_left() -> bool:
+def has_no_children() -> bool:
     try:
         os.waitpid(-1, os.WNOHANG)
     except ChildProcessError:
@@ -86,7 +86,7 @@ def no_child_is_left() -> bool:
 
 
 def group_of(pid: int) -> set[int]:
-    """Who is alive in the process group."""
+    """The processes that are alive in the process group."""
     found = set()
     for name in filter(str.isdecimal, os.listdir("/proc")):
         with suppress(FileNotFoundError, ProcessLookupError):
@@ -98,18 +98,18 @@ def group_of(pid: int) -> set[int]:
 
 @asynccontextmanager
 async def running(program: str, *, until: bytes = b"", **options: Any) -> AsyncIterator[Child]:
-    """A child with this program, which has said `until`; closed afterwards, and then nobody of its group is there."""
+    """Run the program as a child, and wait for `until` on stdout.  After closing, check that its group is empty."""
     async with open_nursery() as nursery:
         child = await start_child(nursery, python(program), **{"shutdown_timeout": LONG, **options})
         async with child:
             if until:
-                assert await heard(child, len(until) + 1) == until + b"\n"
+                assert await read_from(child, len(until) + 1) == until + b"\n"
             yield child
     assert group_of(child.pid) == set()
 
 
-async def heard(child: Child, size: int | None = None) -> bytes:
-    """So many bytes, or all until the end."""
+async def read_from(child: Child, size: int | None = None) -> bytes:
+    """Read `size` bytes, or all until the end."""
     data = b""
     while size is None or len(data) < size:
         if not (more := await child.stream.receive_some(None if size is None else size - len(data))):
@@ -123,19 +123,19 @@ def exit_of(child: Child) -> ServerExited:
     return child.exit
 
 
-# The wire.
+# The stream.
 
 
-async def test_its_stdin_and_stdout_are_one_stream_that_can_be_half_closed() -> None:
+async def test_stdin_and_stdout_are_one_stream_that_can_be_half_closed() -> None:
     async with running("while data := os.read(0, 9): os.write(1, data[::-1])\nsay('bye')") as child:
         await child.stream.wait_send_all_might_not_block()
         await child.stream.send_all(b"abc")
-        assert await heard(child, 3) == b"cba"
+        assert await read_from(child, 3) == b"cba"
         assert child.exit is None
         await child.stream.send_eof()
-        assert await heard(child) == b"bye\n"
+        assert await read_from(child) == b"bye\n"
         assert exit_of(child).status == 0
-        assert await child.stream.receive_some() == b""  # and it stays so
+        assert await child.stream.receive_some() == b""  # it stays at the end
         with pytest.raises(trio.ClosedResourceError):
             await child.stream.send_all(b"more")
 
@@ -151,27 +151,27 @@ async def test_a_child_that_reads_nothing_blocks_a_write_that_can_be_cancelled()
 @req("stdio-10")
 async def test_a_child_that_closes_its_stdout_and_exits_is_a_clean_end() -> None:
     async with running("say('last'); os.close(1); os._exit(0)") as child:
-        assert await heard(child) == b"last\n"
+        assert await read_from(child) == b"last\n"
         assert exit_of(child).status == 0
 
 
-async def test_a_child_that_closes_its_stdout_and_lives_on_is_an_end_too() -> None:
+async def test_a_child_that_closes_its_stdout_and_runs_on_ends_the_stream() -> None:
     async with running("say('last'); os.close(1); read()") as child:
-        assert await heard(child) == b"last\n"
+        assert await read_from(child) == b"last\n"
         assert child.exit is None
         await child.stream.send_all(b"it still listens")
     assert exit_of(child).status == 0
 
 
-async def test_what_was_written_before_a_death_is_read_though_a_grandchild_holds_stdout_open() -> None:
-    program = GRANDCHILD.format("") + "os.write(1, b'x' * 50_000); say('last'); os.kill(os.getpid(), 9)"
+async def test_output_before_an_exit_is_read_if_a_grandchild_holds_stdout_open() -> None:
+    program = WITH_GRANDCHILD.format("") + "os.write(1, b'x' * 50_000); say('last'); os.kill(os.getpid(), 9)"
     async with running(program) as child:
         await trio.testing.wait_all_tasks_blocked()
-        assert await heard(child) == b"x" * 50_000 + b"last\n"
+        assert await read_from(child) == b"x" * 50_000 + b"last\n"
         assert exit_of(child).signal is signal.SIGKILL
 
 
-async def test_who_waits_to_read_or_write_is_woken_by_a_death_though_a_grandchild_holds_both_pipes() -> None:
+async def test_an_exit_wakes_readers_and_writers_if_a_grandchild_holds_the_pipes() -> None:
     outcomes: list[str] = []
 
     async def write() -> None:
@@ -186,7 +186,7 @@ async def test_who_waits_to_read_or_write_is_woken_by_a_death_though_a_grandchil
         outcomes.append("reader")
 
     async with running(
-        GRANDCHILD.format("deaf()") + "say('here'); stay()", until=b"here", shutdown_timeout=SHORT
+        WITH_GRANDCHILD.format("ignore_sigterm()") + "say('here'); stay()", until=b"here", shutdown_timeout=SHORT
     ) as child:
         async with trio.open_nursery() as nursery:
             nursery.start_soon(write)
@@ -196,7 +196,7 @@ async def test_who_waits_to_read_or_write_is_woken_by_a_death_though_a_grandchil
         assert sorted(outcomes) == ["reader", "writer"]
 
 
-async def test_what_was_written_before_a_death_can_be_read_later_though_somebody_holds_stdout_open() -> None:
+async def test_output_before_an_exit_can_be_read_later_if_stdout_is_held_open() -> None:
     program = """
 ready, told = os.pipe()
 if not (left := os.fork()):
@@ -208,27 +208,27 @@ os.write(1, b"x" * 50_000)
 say(f"<{left}")
 """
     async with running(program) as child:
-        while child.exit is None:  # noqa: ASYNC110  # nobody tells who does not read
+        while child.exit is None:  # noqa: ASYNC110  # there is no event for this without a reader
             await trio.sleep(0.001)
         await trio.testing.wait_all_tasks_blocked()
-        data, _, left = (await heard(child)).partition(b"<")
+        data, _, left = (await read_from(child)).partition(b"<")
         assert data == b"x" * 50_000
         os.kill(int(left), signal.SIGKILL)
 
 
-async def test_what_is_kept_of_it_is_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_the_output_kept_after_an_exit_has_a_limit(monkeypatch: pytest.MonkeyPatch) -> None:
     def endless(fd: int, size: int) -> bytes:
         return bytes(65_536) if size == 2**20 else read(fd, size)
 
     read = os.read
-    async with running(GRANDCHILD.format("") + STAYS, until=b"ready") as child:
+    async with running(WITH_GRANDCHILD.format("") + STAYS, until=b"ready") as child:
         with monkeypatch.context() as patch:
             patch.setattr("trio_mcp.transport.child.os.read", endless)
             os.kill(child.pid, signal.SIGKILL)
-            assert len(await heard(child)) == 2**20
+            assert len(await read_from(child)) == 2**20
 
 
-async def test_a_stream_ends_though_somebody_who_has_left_the_group_holds_it_and_goes_on_writing() -> None:
+async def test_a_stream_ends_if_a_process_outside_the_group_goes_on_writing() -> None:
     program = """
 if not (left := os.fork()):
     os.setsid()
@@ -238,11 +238,11 @@ if not (left := os.fork()):
 say(f"<{left}>")
 """
     async with running(program) as child:
-        assert b"<" in await heard(child)
+        assert b"<" in await read_from(child)
         assert exit_of(child).status == 0
 
 
-async def test_only_one_task_receives_and_who_waits_is_told_when_the_stream_is_closed() -> None:
+async def test_only_one_task_receives_and_closing_the_stream_wakes_it() -> None:
     async def wait() -> None:
         with pytest.raises(trio.ClosedResourceError):
             await child.stream.receive_some()
@@ -260,14 +260,14 @@ async def test_only_one_task_receives_and_who_waits_is_told_when_the_stream_is_c
     assert exit_of(child).status == 0
 
 
-async def test_a_read_that_is_cancelled_loses_nothing() -> None:
+async def test_a_cancelled_read_loses_no_data() -> None:
     async with running("read(); say('all of it')") as child:
         with trio.move_on_after(0):
             await child.stream.receive_some()
         with trio.move_on_after(SHORT):
             await child.stream.receive_some()
         await child.stream.send_eof()
-        assert await heard(child) == b"all of it\n"
+        assert await read_from(child) == b"all of it\n"
 
 
 # How it ends.
@@ -284,19 +284,21 @@ async def test_a_read_that_is_cancelled_loses_nothing() -> None:
         ("os.kill(os.getpid(), 40)", 168, None, "ended with status 168, and"),
     ],
 )
-async def test_how_it_ended_is_told(program: str, status: int, number: signal.Signals, message: str) -> None:
+async def test_the_exit_error_has_the_status_the_signal_and_stderr(
+    program: str, status: int, number: signal.Signals, message: str
+) -> None:
     async with running(program) as child:
-        assert await heard(child) == b""
+        assert await read_from(child) == b""
         error = exit_of(child)
         assert (error.status, error.signal) == (status, number)
         assert error.stderr_tail == child.stderr_tail
         assert str(error).startswith(f"the server {PYTHON!r} {message}")
         assert isinstance(error, SessionClosed)
-        assert child.exit is not error  # for each who raises it, one of their own
+        assert child.exit is not error  # each raise has an error object of its own
     assert str(child.exit) == str(error)
 
 
-def test_an_error_repeats_the_last_lines_and_nothing_that_moves_a_cursor() -> None:
+def test_an_exit_error_has_the_last_lines_without_control_characters() -> None:
     error = ServerExited("x", 1, "\n".join(["first", *map(str, range(18)), "a\x1b[2Jb\tc", "z"]))
     assert str(error).splitlines()[1:] == [*(f"  {n}" for n in range(18)), "  a\ufffd[2Jb\tc", "  z"]
 
@@ -312,14 +314,20 @@ STOPS = "say('ready'); os.kill(os.getpid(), signal.SIGSTOP)"
     [
         pytest.param(ENDS, LONG, 0, None, id="it ends with its stdin"),
         pytest.param(STAYS, SHORT, None, signal.SIGTERM, id="it waits for SIGTERM"),
-        pytest.param("deaf();" + STAYS, SHORT, None, signal.SIGKILL, id="it ignores SIGTERM"),
+        pytest.param("ignore_sigterm();" + STAYS, SHORT, None, signal.SIGKILL, id="it ignores SIGTERM"),
         pytest.param(STOPS, SHORT, None, signal.SIGKILL, id="it is stopped"),
-        pytest.param(GRANDCHILD.format("") + ENDS, LONG, 0, None, id="a grandchild stays"),
-        pytest.param(GRANDCHILD.format("") + STAYS, SHORT, None, signal.SIGTERM, id="both wait for SIGTERM"),
-        pytest.param(GRANDCHILD.format("deaf()") + "deaf();" + STAYS, SHORT, None, signal.SIGKILL, id="both ignore it"),
+        pytest.param(WITH_GRANDCHILD.format("") + ENDS, LONG, 0, None, id="a grandchild stays"),
+        pytest.param(WITH_GRANDCHILD.format("") + STAYS, SHORT, None, signal.SIGTERM, id="both wait for SIGTERM"),
+        pytest.param(
+            WITH_GRANDCHILD.format("ignore_sigterm()") + "ignore_sigterm();" + STAYS,
+            SHORT,
+            None,
+            signal.SIGKILL,
+            id="both ignore it",
+        ),
     ],
 )
-async def test_after_it_is_closed_nobody_of_its_group_is_alive(
+async def test_after_closing_no_process_of_the_group_is_alive(
     program: str, shutdown_timeout: float, status: int | None, number: signal.Signals | None
 ) -> None:
     async with running(program, until=b"ready", shutdown_timeout=shutdown_timeout) as child:
@@ -327,14 +335,17 @@ async def test_after_it_is_closed_nobody_of_its_group_is_alive(
         await child.aclose()
         assert group_of(child.pid) == set()
         assert (exit_of(child).status, exit_of(child).signal) == (status, number)
-        await child.aclose()  # once more is no different
+        await child.aclose()  # a second time is allowed
 
 
 @req("stdio-08", "stdio-09")
-async def test_a_grandchild_that_ignores_sigterm_is_killed_once_its_time_is_over(clock: trio.testing.MockClock) -> None:
-    async with running(GRANDCHILD.format("deaf()") + ENDS, until=b"ready") as child, trio.open_nursery() as nursery:
+async def test_a_grandchild_that_ignores_sigterm_is_killed_after_the_timeout(clock: trio.testing.MockClock) -> None:
+    async with (
+        running(WITH_GRANDCHILD.format("ignore_sigterm()") + ENDS, until=b"ready") as child,
+        trio.open_nursery() as nursery,
+    ):
         nursery.start_soon(child.aclose)
-        while child.exit is None:  # noqa: ASYNC110  # nobody tells who does not read
+        while child.exit is None:  # noqa: ASYNC110  # there is no event for this without a reader
             await trio.sleep(0.001)
         await trio.testing.wait_all_tasks_blocked()
         assert len(group_of(child.pid)) == 1
@@ -343,7 +354,7 @@ async def test_a_grandchild_that_ignores_sigterm_is_killed_once_its_time_is_over
 
 
 @req("stdio-08", "stdio-09")
-async def test_sigterm_comes_after_the_end_of_stdin_and_both_leave_time_to_end_in_order(
+async def test_sigterm_follows_the_end_of_stdin_and_both_have_a_timeout(
     clock: trio.testing.MockClock,
 ) -> None:
     program = """
@@ -364,15 +375,15 @@ stay()
     assert exit_of(child).status == 4
 
 
-async def test_a_grandchild_is_given_time_after_sigterm_though_its_parent_has_gone() -> None:
+async def test_a_grandchild_has_the_timeout_after_sigterm_without_its_parent() -> None:
     cleaning = "signal.signal(signal.SIGTERM, lambda *_: (os.close(told), os._exit(0)))"
-    program = "out, into = os.pipe()\n" + GRANDCHILD.format(cleaning) + "os.close(told); say('ready'); read()"
+    program = "out, into = os.pipe()\n" + WITH_GRANDCHILD.format(cleaning) + "os.close(told); say('ready'); read()"
     async with running(program, until=b"ready") as child:
-        pass  # with a grace of LONG: it has ended by itself
+        pass  # with the timeout LONG: it has ended by itself
     assert exit_of(child).status == 0
 
 
-async def test_what_it_writes_after_the_end_of_its_stdin_does_not_keep_it_from_ending_in_order() -> None:
+async def test_output_after_the_end_of_stdin_does_not_prevent_a_clean_exit() -> None:
     async with running("read(); os.write(1, bytes(3_000_000)); os.write(2, b'whole'); os._exit(5)") as child:
         pass
     assert child.stderr_tail == "whole"
@@ -384,7 +395,7 @@ async def test_a_child_has_a_group_and_a_session_of_its_own() -> None:
         assert os.getpgid(child.pid) == os.getsid(child.pid) == child.pid
 
 
-async def test_many_tasks_may_close_it_at_once_and_none_of_them_is_cut_short() -> None:
+async def test_many_tasks_may_close_a_child_at_once() -> None:
     statuses: list[int | None] = []
     async with running("read(); os.write(2, b'in order')") as child:
 
@@ -401,25 +412,25 @@ async def test_many_tasks_may_close_it_at_once_and_none_of_them_is_cut_short() -
     assert statuses == [0] * 5
 
 
-async def test_how_it_ended_is_known_though_it_is_closed_while_its_last_words_are_being_read() -> None:
+async def test_the_exit_is_known_if_closed_while_its_last_output_is_read() -> None:
     program = """
 import fcntl
-fcntl.fcntl(2, 1031, 2**20)  # F_SETPIPE_SZ: so much that it takes more than one read
+fcntl.fcntl(2, 1031, 2**20)  # F_SETPIPE_SZ: large, so that it needs more than one read
 say("ready")
 os.read(0, 1)
 os.write(2, b"x" * 900_000 + b"\\nlast")
 os._exit(3)
 """
-    for _ in range(20):  # the orders in which the tasks may run, some of which are rare
+    for _ in range(20):  # the tasks may run in several orders, and some orders are rare
         async with running(program, until=b"ready", shutdown_timeout=0) as child:
             await child.stream.send_all(b"x")
-            # The loop is blocked meanwhile, and has yet to see anything.
+            # This blocks the event loop, which has not seen the exit yet.
             os.waitid(os.P_PID, child.pid, os.WEXITED | os.WNOWAIT)  # noqa: ASYNC222
         assert exit_of(child).status == 3
         assert child.stderr_tail == "last"
 
 
-async def test_the_bodys_exception_leaves_as_the_same_object() -> None:
+async def test_an_exception_of_the_body_is_raised_as_the_same_object() -> None:
     error = KeyError("the body's own")
     with pytest.raises(KeyError) as raised:
         async with running("read()"):
@@ -427,8 +438,8 @@ async def test_the_bodys_exception_leaves_as_the_same_object() -> None:
     assert raised.value is error
 
 
-@pytest.mark.parametrize("program", ["read()", "say('ready'); deaf(); stay()"])
-async def test_a_nursery_that_is_cancelled_ends_it(program: str) -> None:
+@pytest.mark.parametrize("program", ["read()", "say('ready'); ignore_sigterm(); stay()"])
+async def test_cancelling_the_nursery_ends_the_child(program: str) -> None:
     async with trio.open_nursery() as nursery:
         child = await start_child(nursery, python(program), shutdown_timeout=SHORT)
         nursery.cancel_scope.cancel()
@@ -436,10 +447,10 @@ async def test_a_nursery_that_is_cancelled_ends_it(program: str) -> None:
     assert child.exit is not None
 
 
-@pytest.mark.parametrize("when", ["while it starts", "while the body runs", "while it is heard"])
-def test_ctrl_c_leaves_it_time_to_end_in_order(when: str, monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize("when", ["while it starts", "while the body runs", "while its stderr is read"])
+def test_ctrl_c_leaves_the_child_time_to_exit(when: str, monkeypatch: pytest.MonkeyPatch) -> None:
     pids: list[int] = []
-    heard: list[bytes] = []
+    stderr_pieces: list[bytes] = []
 
     async def starting(*args: Any, **options: Any) -> trio.Process:
         process = await open_process(*args, **options)
@@ -449,9 +460,9 @@ def test_ctrl_c_leaves_it_time_to_end_in_order(when: str, monkeypatch: pytest.Mo
         return process
 
     def hear(data: bytes) -> None:
-        if when == "while it is heard" and not heard:
+        if when == "while its stderr is read" and not stderr_pieces:
             signal.raise_signal(signal.SIGINT)
-        heard.append(data)
+        stderr_pieces.append(data)
 
     async def main() -> None:
         async with open_nursery() as nursery:
@@ -465,12 +476,12 @@ def test_ctrl_c_leaves_it_time_to_end_in_order(when: str, monkeypatch: pytest.Mo
     monkeypatch.setattr("trio_mcp.transport.child.trio.lowlevel.open_process", starting)
     with pytest.raises(KeyboardInterrupt):
         trio.run(main)
-    assert b"".join(heard) == b"begun, in order"
+    assert b"".join(stderr_pieces) == b"begun, in order"
     assert not group_of(pids[0])
 
 
 @pytest.mark.parametrize("program", ["read()", "stay()", "os._exit(3)"])
-def test_cancelling_at_every_step_leaves_nothing(program: str) -> None:
+def test_cancelling_at_every_step_leaves_no_process(program: str) -> None:
     for n in itertools.count():
         attempt = Attempt(n, lambda task: True)
         groups: list[int] = []
@@ -487,13 +498,13 @@ def test_cancelling_at_every_step_leaves_nothing(program: str) -> None:
 
         trio.run(scenario, instruments=[attempt])
         assert not any(group_of(pid) for pid in groups)
-        assert no_child_is_left()
+        assert has_no_children()
         if not attempt.fired:
             break
     assert n > 15
 
 
-async def test_when_our_process_is_killed_it_is_told_by_the_end_of_its_stdin() -> None:
+async def test_the_stdin_of_a_child_ends_when_the_client_process_is_killed() -> None:
     program = """
 import trio
 from trio_mcp.transport.child import start_child
@@ -517,7 +528,7 @@ trio.run(main)
 
 @pytest.fixture
 def as_process_one() -> Iterator[None]:
-    """Orphans become our children, as they do where we are process 1."""
+    """Make this process adopt orphans, as process 1 does."""
     prctl = ctypes.CDLL(None).prctl
     assert prctl(36, 1, 0, 0, 0) == 0  # PR_SET_CHILD_SUBREAPER
     yield
@@ -525,28 +536,28 @@ def as_process_one() -> Iterator[None]:
 
 
 @pytest.mark.usefixtures("as_process_one")
-async def test_orphans_that_are_given_to_us_are_reaped() -> None:
-    async with running(GRANDCHILD.format("") + ENDS, until=b"ready") as child:
+async def test_orphans_that_become_children_of_the_client_are_reaped() -> None:
+    async with running(WITH_GRANDCHILD.format("") + ENDS, until=b"ready") as child:
         await child.aclose()
-        assert no_child_is_left()
+        assert has_no_children()
 
 
 @pytest.mark.usefixtures("as_process_one")
-async def test_the_dead_whom_nobody_reaps_are_not_waited_for(monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_closing_does_not_wait_for_zombies_of_the_group(monkeypatch: pytest.MonkeyPatch) -> None:
     def reap(pid: int, options: int) -> tuple[int, int]:
         if pid < 0:
             raise ChildProcessError
         return waitpid(pid, options)
 
     waitpid = os.waitpid
-    async with running(GRANDCHILD.format("") + ENDS, until=b"ready") as child:
+    async with running(WITH_GRANDCHILD.format("") + ENDS, until=b"ready") as child:
         with monkeypatch.context() as patch:
             patch.setattr("trio_mcp.transport.child.os.waitpid", reap)
-            await child.aclose()  # in less than its grace, which is LONG
-    assert os.waitpid(-child.pid, os.WNOHANG)[1] == signal.SIGTERM  # noqa: ASYNC222  # it is dead
+            await child.aclose()  # takes less than the timeout, which is LONG
+    assert os.waitpid(-child.pid, os.WNOHANG)[1] == signal.SIGTERM  # noqa: ASYNC222  # a zombie
 
 
-async def test_a_number_that_was_given_back_is_not_used_again(
+async def test_a_process_group_gets_no_signal_after_its_end(
     clock: trio.testing.MockClock, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     def kill(pid: int, number: int) -> None:
@@ -571,12 +582,12 @@ def forbid(pid: int, number: int) -> None:
     raise PermissionError
 
 
-async def test_one_whom_we_may_not_signal_still_has_its_time(
+async def test_a_process_that_cannot_be_signalled_still_has_the_timeout(
     clock: trio.testing.MockClock, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     def tell_and_forbid(pid: int, number: int) -> None:
         if number == signal.SIGTERM:
-            os.kill(pid, signal.SIGUSR1)  # its own reason to end
+            os.kill(pid, signal.SIGUSR1)  # the process ends for another reason
         forbid(pid, number)
 
     monkeypatch.setattr("trio_mcp.transport.child.os.killpg", tell_and_forbid)
@@ -587,7 +598,7 @@ async def test_one_whom_we_may_not_signal_still_has_its_time(
     assert not caplog.records
 
 
-async def test_one_that_cannot_be_ended_is_given_up_and_logged(
+async def test_a_process_that_cannot_be_ended_is_logged(
     monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     before = pipes()
@@ -602,11 +613,11 @@ async def test_one_that_cannot_be_ended_is_given_up_and_logged(
         await child._process.wait()
 
 
-# What it writes to stderr.
+# stderr.
 
 
 @req("stdio-06", "stdio-07")
-async def test_a_flood_on_stderr_that_nobody_reads_blocks_nothing_and_is_no_error() -> None:
+async def test_much_unread_stderr_does_not_block_and_is_no_error() -> None:
     program = """
 data = memoryview(b"".join(b"%09d\\n" % n for n in range(1_000_000)))
 while data:
@@ -618,7 +629,7 @@ read()
         assert child.exit is None
     assert exit_of(child).status == 0
     lines = child.stderr_tail.splitlines()
-    assert lines == [f"{n:09}" for n in range(1_000_000 - 819, 1_000_000)]  # as many as 8 KiB have room for
+    assert lines == [f"{n:09}" for n in range(1_000_000 - 819, 1_000_000)]  # the last 8 KiB
 
 
 @pytest.mark.parametrize(
@@ -634,21 +645,21 @@ read()
         (b"x" * 9000 + b"\n", "x" * 8191 + "\n"),
     ],
 )
-async def test_the_tail_begins_with_a_line_where_there_is_one(written: bytes, tail: str) -> None:
+async def test_the_stderr_tail_begins_at_the_start_of_a_line(written: bytes, tail: str) -> None:
     async with running(f"os.write(2, {written!r}); read()") as child:
         pass
     assert child.stderr_tail == tail
 
 
 @pytest.mark.skipif(sys.platform != "linux", reason="there nobody tells what is still in a pipe")
-async def test_it_is_known_whether_anything_was_read_also_after_the_end() -> None:
+async def test_has_read_nothing_is_known_after_the_end() -> None:
     async with running("say('up'); stay()", until=b"up", shutdown_timeout=SHORT) as child:
         pass
-    assert child.has_read_nothing  # nor was anything sent
+    assert child.has_read_nothing  # no data was sent
     async with running("say('up'); os.read(0, 1); say('read'); stay()", until=b"up", shutdown_timeout=SHORT) as child:
         assert child.has_read_nothing
         await child.stream.send_all(b"ab")
-        assert await heard(child, 5) == b"read\n"
+        assert await read_from(child, 5) == b"read\n"
         assert not child.has_read_nothing
     assert not child.has_read_nothing
     async with running("say('up'); stay()", until=b"up") as child:
@@ -660,10 +671,10 @@ async def test_it_is_known_whether_anything_was_read_also_after_the_end() -> Non
 
 
 @req("stdio-06")
-async def test_stderr_can_be_forwarded_as_it_comes() -> None:
+async def test_stderr_can_be_forwarded_to_a_callback() -> None:
     pieces: list[bytes] = []
     async with running("os.write(2, b'one'); say('1'); read(); os.write(2, b'two')", stderr=pieces.append) as child:
-        assert await heard(child, 2) == b"1\n"
+        assert await read_from(child, 2) == b"1\n"
         await trio.testing.wait_all_tasks_blocked()
         assert pieces == [b"one"]
     assert pieces == [b"one", b"two"]
@@ -677,7 +688,7 @@ async def test_a_callback_that_fails_is_logged_and_not_called_again(caplog: pyte
         raise ValueError("of the callback")
 
     async with running("os.write(2, b'one'); say('1'); read(); os.write(2, b'two')", stderr=fail) as child:
-        assert await heard(child, 2) == b"1\n"
+        assert await read_from(child, 2) == b"1\n"
         await trio.testing.wait_all_tasks_blocked()
     assert calls == [b"one"]
     assert child.stderr_tail == "onetwo"
@@ -687,14 +698,14 @@ async def test_a_callback_that_fails_is_logged_and_not_called_again(caplog: pyte
 WORDS = b"\x1b[1mone\xff\n"
 
 
-class Text(io.StringIO):
-    """What a notebook or a test puts in the place of stderr: it takes text alone."""
+class TextStderr(io.StringIO):
+    """A replacement of `sys.stderr` that takes only text, as in a notebook or a test."""
 
     def said(self) -> bytes:
         return self.getvalue().encode()
 
 
-class Bytes(io.TextIOWrapper):
+class BytesStderr(io.TextIOWrapper):
     def __init__(self) -> None:
         super().__init__(io.BytesIO())
 
@@ -704,39 +715,41 @@ class Bytes(io.TextIOWrapper):
 
 
 @req("stdio-06")
-@pytest.mark.parametrize(("ours", "said"), [(Bytes, WORDS + b"two"), (Text, "\x1b[1mone\ufffd\ntwo".encode())])
-async def test_stderr_is_passed_on_to_ours_as_it_comes(
-    ours: Callable[[], Any], said: bytes, monkeypatch: pytest.MonkeyPatch
+@pytest.mark.parametrize(
+    ("stderr_type", "said"), [(BytesStderr, WORDS + b"two"), (TextStderr, "\x1b[1mone\ufffd\ntwo".encode())]
+)
+async def test_stderr_is_passed_on_to_sys_stderr(
+    stderr_type: Callable[[], Any], said: bytes, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    stderr = ours()
+    stderr = stderr_type()
     monkeypatch.setattr(sys, "stderr", stderr)
     async with running(f"os.write(2, {WORDS!r}); say('1'); read(); os.write(2, b'two')") as child:
-        assert await heard(child, 2) == b"1\n"
+        assert await read_from(child, 2) == b"1\n"
         await trio.testing.wait_all_tasks_blocked()
         assert stderr.said() == said.removesuffix(b"two")
     assert stderr.said() == said
     assert child.stderr_tail == WORDS.decode(errors="replace") + "two"
 
 
-async def test_stderr_can_be_kept_silent(monkeypatch: pytest.MonkeyPatch) -> None:
-    stderr = Text()
+async def test_stderr_can_be_discarded(monkeypatch: pytest.MonkeyPatch) -> None:
+    stderr = TextStderr()
     monkeypatch.setattr(sys, "stderr", stderr)
     async with running("os.write(2, b'one'); read()", stderr=None) as child:
         pass
     assert (stderr.said(), child.stderr_tail) == (b"", "one")
 
 
-def closed() -> Text:
-    stream = Text()
+def closed() -> TextStderr:
+    stream = TextStderr()
     stream.close()
     return stream
 
 
-@pytest.mark.parametrize("ours", [lambda: None, closed, object])
-async def test_a_stderr_of_ours_that_takes_nothing_is_no_error(
-    ours: Callable[[], Any], monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+@pytest.mark.parametrize("stderr_type", [lambda: None, closed, object])
+async def test_an_unusable_sys_stderr_is_no_error(
+    stderr_type: Callable[[], Any], monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
-    monkeypatch.setattr(sys, "stderr", ours())
+    monkeypatch.setattr(sys, "stderr", stderr_type())
     async with running("os.write(2, b'one'); read(); os.write(2, b'two')") as child:
         pass
     assert child.stderr_tail == "onetwo"
@@ -768,32 +781,32 @@ def fill(pipe: int) -> None:
     os.set_blocking(pipe, True)
 
 
-async def test_a_stderr_of_ours_that_nobody_reads_holds_up_neither_the_loop_nor_the_end(
+async def test_an_unread_sys_stderr_blocks_neither_the_loop_nor_the_end(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     with a_pipe_as_stderr(monkeypatch) as reading:
         async with running(FLOODS) as child:
-            assert await heard(child) == b""
+            assert await read_from(child) == b""
             assert exit_of(child).status == 3
         assert len(child.stderr_tail) == 8192
         assert 0 < len(os.read(reading, 2**20)) < 300_000
         fill(sys.stderr.fileno())
         async with running("os.write(2, b'last'); os._exit(3)") as child:
-            assert await heard(child) == b""
-            assert exit_of(child).stderr_tail == "last"  # known in time, though it could not be passed on
+            assert await read_from(child) == b""
+            assert exit_of(child).stderr_tail == "last"  # known in time, but not passed on
 
 
-async def test_a_stderr_of_ours_that_is_full_is_waited_for_a_moment(monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_a_full_sys_stderr_is_waited_for_briefly(monkeypatch: pytest.MonkeyPatch) -> None:
     with a_pipe_as_stderr(monkeypatch) as reading:
         fill(sys.stderr.fileno())
         async with running("os.write(2, b'one'); say('1'); read()") as child:
-            assert await heard(child, 2) == b"1\n"
+            assert await read_from(child, 2) == b"1\n"
             await trio.testing.wait_all_tasks_blocked()
             assert os.read(reading, 2**20).strip(b".") == b""
         assert os.read(reading, 2**20) == b"one"
 
 
-async def test_a_stderr_of_ours_that_is_read_gets_all_of_a_flood(monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_a_sys_stderr_that_is_read_gets_all_output(monkeypatch: pytest.MonkeyPatch) -> None:
     size = 0
 
     async def read() -> None:
@@ -805,19 +818,19 @@ async def test_a_stderr_of_ours_that_is_read_gets_all_of_a_flood(monkeypatch: py
     with a_pipe_as_stderr(monkeypatch) as reading:
         async with running(FLOODS) as child, trio.open_nursery() as nursery:
             nursery.start_soon(read)
-            assert await heard(child) == b""
+            assert await read_from(child) == b""
     assert size == 300_000
 
 
-async def test_the_words_of_a_grandchild_after_a_death_are_not_waited_for() -> None:
+async def test_output_of_a_grandchild_after_an_exit_is_not_waited_for() -> None:
     async with running(
-        GRANDCHILD.format("deaf()") + "os.write(2, b'last'); os._exit(3)", shutdown_timeout=SHORT
+        WITH_GRANDCHILD.format("ignore_sigterm()") + "os.write(2, b'last'); os._exit(3)", shutdown_timeout=SHORT
     ) as child:
-        assert await heard(child) == b""
+        assert await read_from(child) == b""
         assert exit_of(child).stderr_tail == "last"
 
 
-# What it is started with.
+# Command and environment.
 
 ENVIRONMENT = """
 for name, value in os.environb.items():
@@ -837,7 +850,7 @@ for name, value in os.environb.items():
         ({}, None, {}),
     ],
 )
-async def test_its_environment_is_a_policy_with_overrides(
+async def test_the_environment_is_a_policy_with_overrides(
     environment: Any, env: Any, found: dict[str, str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     with monkeypatch.context() as patch:
@@ -846,19 +859,17 @@ async def test_its_environment_is_a_policy_with_overrides(
         for name, value in {"OURS": "1", "HOME": "/h", "PATH": "/bin", "LC_TIME": "C"}.items():
             patch.setenv(name, value)
         async with running(ENVIRONMENT, environment=environment, env=env) as child:
-            lines = (await heard(child)).decode().splitlines()
-    # LC_CTYPE is set by Python itself, where there is no locale.
+            lines = (await read_from(child)).decode().splitlines()
+    # Python itself sets LC_CTYPE if there is no locale.
     assert dict(line.split("=", 1) for line in lines if not line.startswith("LC_CTYPE=")) == found
 
 
-def test_the_minimal_environment_is_what_programs_need_to_be_found() -> None:
+def test_the_minimal_environment_has_the_variables_to_find_programs() -> None:
     assert MINIMAL == ("HOME", "LANG", "LC_*", "LOGNAME", "PATH", "SHELL", "TERM", "TMPDIR", "USER")
 
 
 @pytest.mark.parametrize("form", [str, Path, lambda path: [path], lambda path: (Path(path),)])
-async def test_a_command_alone_is_a_program_even_with_a_space_in_its_name(
-    form: Callable[[str], Any], tmp_path: Path
-) -> None:
+async def test_a_command_string_is_one_program_also_with_a_space(form: Callable[[str], Any], tmp_path: Path) -> None:
     program = tmp_path / "my server"
     program.write_text("#!/bin/sh\npwd\n")
     program.chmod(0o755)
@@ -870,7 +881,7 @@ async def test_a_command_alone_is_a_program_even_with_a_space_in_its_name(
             open_nursery() as nursery,
             await start_child(nursery, form(name), cwd=cwd, env={"PATH": f"/nowhere:{tmp_path}:/bin"}) as child,
         ):
-            assert await heard(child) == os.fsencode(cwd) + b"\n"
+            assert await read_from(child) == os.fsencode(cwd) + b"\n"
             assert exit_of(child).status == 0
 
 
@@ -890,7 +901,7 @@ SECRET = "s3cret"
         ([f"serve token={SECRET}/x"], "serve token"),
     ],
 )
-def test_a_command_has_a_name_that_tells_no_secret(command: list[str], name: str) -> None:
+def test_the_name_of_a_command_shows_no_secret(command: list[str], name: str) -> None:
     assert name_of(command) == name
     assert SECRET not in name
 
@@ -926,30 +937,28 @@ def test_a_command_has_a_name_that_tells_no_secret(command: list[str], name: str
           for command in ("", [], [""], ["cat", 1], ["cat", b"x"], b"cat", 7, None)),
     ],
 )  # fmt: skip
-async def test_a_command_that_cannot_be_started_says_why_and_no_secret(
-    command: Any, options: Any, message: str
-) -> None:
+async def test_the_error_of_a_command_has_the_reason_and_no_secret(command: Any, options: Any, message: str) -> None:
     async with open_nursery() as nursery:
         with pytest.raises((UsageError, ConnectionFailed)) as raised:
             await start_child(nursery, command, **options)
         assert not nursery.child_tasks
-    # What the system says is nobody's mistake in the use of this package.
+    # An error of the operating system is not a usage error.
     assert isinstance(raised.value, ConnectionFailed) is isinstance(raised.value.__cause__, OSError)
     assert str(raised.value) == message
     assert SECRET not in f"{raised.value!r} {raised.value.__cause__!r}"
 
 
-async def test_its_tasks_and_its_end_have_the_name_of_the_command(tmp_path: Path) -> None:
+async def test_tasks_and_exit_error_have_the_name_of_the_command(tmp_path: Path) -> None:
     script = tmp_path / "weather.py"
     script.write_text("import sys; sys.exit(len(sys.argv))")
     async with open_nursery() as nursery:
         child = await start_child(nursery, [sys.executable, script, SECRET])
         assert [task.name for task in nursery.child_tasks] == [f"the server {PYTHON!r}"]
-        assert await heard(child) == b""
+        assert await read_from(child) == b""
     assert str(child.exit) == f"the server {PYTHON!r} ended with status 2, and wrote nothing to stderr"
 
 
-async def test_a_script_whose_interpreter_is_missing_is_told_from_one_that_is_not_there(tmp_path: Path) -> None:
+async def test_a_missing_interpreter_and_a_missing_script_are_different_errors(tmp_path: Path) -> None:
     script = tmp_path / "script"
     script.write_text("#!/no/such/interpreter\n")
     script.chmod(0o755)

@@ -1,4 +1,4 @@
-"""What the surface of a client promises beside what its parts do: options, plain requests, values by type."""
+"""The public interface of a client, apart from its parts: options, plain requests, values by type."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ import pytest
 import trio
 from trio.testing import MockClock, assert_checkpoints
 
-from tests.client.http_script import URL, ReceivedRequest, ResponseWriter, ScriptedServer, scripted_server
+from tests.client.http_script import URL, ReceivedRequest, ResponseWriter, ScriptedHttpServer, scripted_server
 from tests.client.matrix import no_tasks_left, tcp_connects_to
 from tests.client.sample_server import sample_server
 from tests.http.scripted_server import C, D, E
@@ -25,11 +25,11 @@ from trio_mcp.core import REVISIONS, PromptReference
 from trio_mcp.relay import open_relay
 from trio_mcp.testing import open_memory_pair
 
-FOUND = {"supportedVersions": [E], "capabilities": {"tools": {}}, "resultType": "complete"}
+DISCOVERED = {"supportedVersions": [E], "capabilities": {"tools": {}}, "resultType": "complete"}
 
 
-class Tools:
-    """Lists `listed`, or refuses to, and calls whatever it is asked to; says what `calls` say in turn."""
+class ToolServer:
+    """A server that lists `listed`, or refuses to list, and answers each call with the next of `calls`."""
 
     def __init__(self, *calls: dict[str, Any], listed: list[dict[str, Any]] | None = None) -> None:
         self.calls = list(calls)
@@ -37,7 +37,7 @@ class Tools:
 
     async def handle(self, received: ReceivedRequest, out: ResponseWriter) -> None:
         if received.operation == "server/discover":
-            await out.json(received.answer(FOUND))
+            await out.json(received.answer(DISCOVERED))
         elif received.operation == "tools/list" and self.listed is None:
             await out.json(received.error(-32603, "the list is away"), 200)
         elif received.operation == "tools/list":
@@ -49,11 +49,11 @@ class Tools:
 
 
 @contextlib.asynccontextmanager
-async def toolbox(tools: Tools, **options: Any) -> AsyncIterator[tuple[Client, ScriptedServer]]:
-    async with no_tasks_left(), scripted_server(tools.handle) as played:
-        with tcp_connects_to(played.connect):
+async def open_tools(tools: ToolServer, **options: Any) -> AsyncIterator[tuple[Client, ScriptedHttpServer]]:
+    async with no_tasks_left(), scripted_server(tools.handle) as scripted:
+        with tcp_connects_to(scripted.connect):
             async with open_client(URL, **{"revision": E, **options}) as client:
-                yield client, played
+                yield client, scripted
 
 
 class Record(TypedDict):
@@ -62,15 +62,15 @@ class Record(TypedDict):
 
 THREE = {"content": [{"type": "text", "text": "3"}], "structuredContent": {"result": 3}}
 BOXED = {"type": "object", "properties": {"result": {"anyOf": [{"type": "integer"}, {"type": "null"}]}}}
-MISFIT = {"code": -32020, "message": "the headers do not fit"}
+MISMATCH = {"code": -32020, "message": "the headers do not fit"}
 
 
 # Values by type.
 
 
-async def test_a_value_that_an_official_server_has_wrapped_is_unwrapped(autojump_clock: MockClock) -> None:
+async def test_a_value_that_the_server_has_wrapped_is_unwrapped(autojump_clock: MockClock) -> None:
     listed = [{"name": "t", "inputSchema": {"type": "object"}, "outputSchema": BOXED}]
-    async with toolbox(Tools(THREE, listed=listed)) as (client, _):
+    async with open_tools(ToolServer(THREE, listed=listed)) as (client, _):
         wanted: Any = int | None
         assert await client.call_tool("t", returns=wanted) == 3
 
@@ -86,7 +86,7 @@ async def test_a_value_that_an_official_server_has_wrapped_is_unwrapped(autojump
         ("", bytes | None, None),
     ],
 )
-async def test_what_a_server_of_ours_returns_is_a_value_though_nothing_structured(
+async def test_a_result_without_structured_content_is_converted_to_a_value(
     given: str, hint: Any, value: Any, revision: str, autojump_clock: MockClock
 ) -> None:
     server = Server("plain")
@@ -101,7 +101,7 @@ async def test_what_a_server_of_ours_returns_is_a_value_though_nothing_structure
 
 
 @pytest.mark.parametrize("revision", REVISIONS)
-async def test_a_value_is_the_same_in_every_revision_boxed_or_not(revision: str, autojump_clock: MockClock) -> None:
+async def test_a_value_is_the_same_in_every_revision_wrapped_or_not(revision: str, autojump_clock: MockClock) -> None:
     server = Server("boxes")
 
     @server.tool
@@ -119,23 +119,23 @@ async def test_a_value_is_the_same_in_every_revision_boxed_or_not(revision: str,
             assert await client.call_tool("record", returns=hint) == {"result": 3}
 
 
-async def test_a_type_that_cannot_be_read_is_refused_before_the_tool_runs(autojump_clock: MockClock) -> None:
-    async with toolbox(Tools(listed=[])) as (client, server):
+async def test_an_invalid_type_is_refused_before_the_tool_runs(autojump_clock: MockClock) -> None:
+    async with open_tools(ToolServer(listed=[])) as (client, server):
         unusable: Any = [int]
         with pytest.raises(UsageError, match="returns"):
             await client.call_tool("t", returns=unusable)
         assert server.operations == ["server/discover"]
 
 
-async def test_a_tool_that_is_not_listed_is_looked_for_once(autojump_clock: MockClock) -> None:
-    async with toolbox(Tools(THREE, THREE, THREE, listed=[])) as (client, server):
+async def test_the_tools_are_listed_once_for_an_unlisted_tool(autojump_clock: MockClock) -> None:
+    async with open_tools(ToolServer(THREE, THREE, THREE, listed=[])) as (client, server):
         for _ in range(3):
             assert await client.call_tool("t", returns=int) == 3
         assert server.operations.count("tools/list") == 1
 
 
 async def test_a_tool_is_called_though_the_list_is_refused(autojump_clock: MockClock) -> None:
-    async with toolbox(Tools(THREE)) as (client, _):
+    async with open_tools(ToolServer(THREE)) as (client, _):
         assert await client.call_tool("t", returns=int) == 3
         assert "the list is away" in client.deviations[-1]
 
@@ -143,19 +143,19 @@ async def test_a_tool_is_called_though_the_list_is_refused(autojump_clock: MockC
 # Plain requests.
 
 
-async def test_headers_that_do_not_fit_are_a_plain_error_of_a_plain_request(autojump_clock: MockClock) -> None:
-    async with toolbox(Tools(MISFIT)) as (client, server):
+async def test_a_header_mismatch_of_a_plain_request_is_an_error_without_a_retry(autojump_clock: MockClock) -> None:
+    async with open_tools(ToolServer(MISMATCH)) as (client, server):
         with pytest.raises(RequestError, match="do not fit") as refused:
             await client.request("tools/call", {"name": "t", "arguments": {}})
-        assert refused.value.code == MISFIT["code"]
+        assert refused.value.code == MISMATCH["code"]
         assert server.operations.count("tools/list") == 0
 
 
 @req("http-93")
-async def test_headers_that_do_not_fit_have_a_tool_listed_anew_and_called_once_more(autojump_clock: MockClock) -> None:
+async def test_a_header_mismatch_makes_the_client_list_the_tools_and_retry_once(autojump_clock: MockClock) -> None:
     region = {"region": {"type": "string", "x-mcp-header": "Region"}}
     listed = [{"name": "t", "inputSchema": {"type": "object", "properties": region}}]
-    async with toolbox(Tools(MISFIT, THREE, MISFIT, MISFIT, listed=listed)) as (client, server):
+    async with open_tools(ToolServer(MISMATCH, THREE, MISMATCH, MISMATCH, listed=listed)) as (client, server):
         result = await client.call_tool("t", {"region": "north"})
         assert result.structured_content == {"result": 3}
         calls = [each for each in server.requests if each.operation == "tools/call"]
@@ -166,7 +166,9 @@ async def test_headers_that_do_not_fit_have_a_tool_listed_anew_and_called_once_m
 
 @pytest.mark.parametrize("meta", [None, 3, "text", []])
 @pytest.mark.parametrize("more", [None, {"x/tenant": "A"}])
-async def test_meta_that_is_no_object_is_refused_here(meta: Any, more: Any, autojump_clock: MockClock) -> None:
+async def test_meta_that_is_not_a_mapping_is_refused_before_sending(
+    meta: Any, more: Any, autojump_clock: MockClock
+) -> None:
     async with open_client(sample_server()) as client:
         with pytest.raises(UsageError, match="_meta must be a mapping, got"):
             await client.request("tools/list", {"_meta": meta}, meta=more)
@@ -174,20 +176,20 @@ async def test_meta_that_is_no_object_is_refused_here(meta: Any, more: Any, auto
 
 
 CALLS: list[Callable[..., Any]] = [
-    lambda client, **along: client.list_tools_page(**along),
-    lambda client, **along: client.list_resources_page(**along),
-    lambda client, **along: client.list_resource_templates_page(**along),
-    lambda client, **along: client.list_prompts_page(**along),
-    lambda client, **along: client.read_resource("house://one", **along),
-    lambda client, **along: client.get_prompt("review", {"code": "x"}, **along),
-    lambda client, **along: client.call_tool("greet", {"name": "you"}, **along),
-    lambda client, **along: client.complete(PromptReference("review"), "language", "py", **along),
-    lambda client, **along: client.request("tools/list", **along),
+    lambda client, **request_options: client.list_tools_page(**request_options),
+    lambda client, **request_options: client.list_resources_page(**request_options),
+    lambda client, **request_options: client.list_resource_templates_page(**request_options),
+    lambda client, **request_options: client.list_prompts_page(**request_options),
+    lambda client, **request_options: client.read_resource("house://one", **request_options),
+    lambda client, **request_options: client.get_prompt("review", {"code": "x"}, **request_options),
+    lambda client, **request_options: client.call_tool("greet", {"name": "you"}, **request_options),
+    lambda client, **request_options: client.complete(PromptReference("review"), "language", "py", **request_options),
+    lambda client, **request_options: client.request("tools/list", **request_options),
 ]
 
 
 @pytest.mark.parametrize("call", CALLS)
-async def test_meta_goes_along_with_any_call(call: Callable[..., Any], autojump_clock: MockClock) -> None:
+async def test_meta_is_sent_with_each_call(call: Callable[..., Any], autojump_clock: MockClock) -> None:
     sent: list[bytes] = []
     tap = lambda way, data: sent.append(data if way == "out" else b"")  # noqa: E731
     async with open_client(sample_server(), revision=D, tap=tap) as client:
@@ -196,7 +198,7 @@ async def test_meta_goes_along_with_any_call(call: Callable[..., Any], autojump_
     assert [each["params"]["_meta"] for each in asked if "_meta" in each.get("params", {})] == [{"x/tenant": "A"}]
 
 
-async def test_what_nothing_can_go_along_with_is_said(autojump_clock: MockClock) -> None:
+async def test_an_unknown_request_option_is_refused(autojump_clock: MockClock) -> None:
     async with open_client(sample_server()) as client:
         wrong: dict[str, Any] = {"metadata": {}}
         with pytest.raises(
@@ -209,14 +211,14 @@ async def test_what_nothing_can_go_along_with_is_said(autojump_clock: MockClock)
             await client.read_resource("notes://x", **wrong)
 
 
-async def test_progress_goes_to_what_can_be_called(autojump_clock: MockClock) -> None:
+async def test_on_progress_must_be_a_function(autojump_clock: MockClock) -> None:
     async with open_client(sample_server()) as client:
         with pytest.raises(UsageError, match=r"^on_progress must be a function, got bool$"):
             await client.call_tool("forecast", on_progress=cast("Any", True))
 
 
 @pytest.mark.parametrize("method", ["call_tool", "stream_tool", "get_prompt"])
-async def test_who_gives_arguments_as_keywords_is_told_how(method: str, autojump_clock: MockClock) -> None:
+async def test_arguments_given_as_keywords_are_refused_with_advice(method: str, autojump_clock: MockClock) -> None:
     async with open_client(sample_server()) as client:
         wrong: dict[str, Any] = {"city": "Oslo"}
         with pytest.raises(TypeError, match=rf"one mapping: {method}\('forecast', {{'city': ...}}\)"):
@@ -243,7 +245,7 @@ async def test_who_gives_arguments_as_keywords_is_told_how(method: str, autojump
     ],
 )
 @pytest.mark.parametrize("wrong", ["Oslo", ["Oslo"], ""])
-async def test_what_is_no_mapping_is_refused_before_it_is_sent(
+async def test_an_argument_that_must_be_a_mapping_is_checked_before_sending(
     what: str, ask: Callable[[Client, Any], Any], wrong: Any, autojump_clock: MockClock
 ) -> None:
     async with open_client(sample_server()) as client:
@@ -251,7 +253,7 @@ async def test_what_is_no_mapping_is_refused_before_it_is_sent(
             await ask(client, wrong)
 
 
-async def test_the_answer_to_a_question_goes_with_headers_of_its_own(autojump_clock: MockClock) -> None:
+async def test_the_answer_to_a_question_is_sent_with_new_headers(autojump_clock: MockClock) -> None:
     schema = {"type": "object", "properties": {"size": {"type": "integer"}}}
     question = {"method": "elicitation/create", "params": {"message": "Which size?", "requestedSchema": schema}}
     asks = {"resultType": "input_required", "inputRequests": {"size": question}, "requestState": "s"}
@@ -264,7 +266,7 @@ async def test_the_answer_to_a_question_goes_with_headers_of_its_own(autojump_cl
         return {"size": 1}
 
     options: dict[str, Any] = {"elicitation": think, "headers": lambda: {"Authorization": token}}
-    async with toolbox(Tools(asks, THREE), **options) as (client, server):
+    async with open_tools(ToolServer(asks, THREE), **options) as (client, server):
         await client.call_tool("t", headers={"X-Of": "this call"})
         told = [(each.headers.get("Authorization"), each.headers.get("X-Of")) for each in server.requests[1:]]
         assert told == [("old", "this call"), ("new", "this call")]
@@ -274,7 +276,7 @@ async def test_the_answer_to_a_question_goes_with_headers_of_its_own(autojump_cl
 
 
 @pytest.mark.parametrize("url", [URL, "ws://127.0.0.1:3000/ws"])
-async def test_headers_that_cannot_be_made_are_the_cause_that_nothing_is_opened(
+async def test_an_exception_of_the_headers_function_is_the_cause_of_a_failed_opening(
     url: str, autojump_clock: MockClock
 ) -> None:
     broken = ZeroDivisionError("no token today")
@@ -282,9 +284,9 @@ async def test_headers_that_cannot_be_made_are_the_cause_that_nothing_is_opened(
     def headers() -> dict[str, str]:
         raise broken
 
-    async with no_tasks_left(), scripted_server(Tools().handle) as played:
+    async with no_tasks_left(), scripted_server(ToolServer().handle) as scripted:
         with (
-            tcp_connects_to(played.connect),
+            tcp_connects_to(scripted.connect),
             pytest.raises(UsageError, match="function given as headers raised") as failed,
         ):
             async with open_client(url, headers=headers):
@@ -292,31 +294,33 @@ async def test_headers_that_cannot_be_made_are_the_cause_that_nothing_is_opened(
     assert failed.value.__cause__ is broken
 
 
-class Waits:
+class AsyncCallback:
     async def __call__(self, *given: Any) -> None:
         raise AssertionError("it was called")
 
 
-async def waits(*given: Any) -> None:
+async def async_callback(*given: Any) -> None:
     raise AssertionError("it was called")
 
 
-@pytest.mark.parametrize("callback", [waits, Waits(), functools.partial(waits, 1), Waits().__call__])
+@pytest.mark.parametrize(
+    "callback", [async_callback, AsyncCallback(), functools.partial(async_callback, 1), AsyncCallback().__call__]
+)
 @pytest.mark.parametrize("name", ["on_log", "on_elicitation_complete", "headers", "meta", "tap", "stderr"])
-def test_a_callback_that_would_never_be_awaited_is_refused_at_the_start(name: str, callback: Any) -> None:
+def test_an_async_callback_is_refused_where_a_plain_function_is_needed(name: str, callback: Any) -> None:
     options: dict[str, Any] = {name: callback}
     with pytest.raises(UsageError, match=f"{name} .* plain function"):
         open_client(["python"], **options)
 
 
 @pytest.mark.parametrize("name", ["on_log", "on_elicitation_complete", "meta", "tap", "stderr"])
-def test_a_callback_that_cannot_be_called_is_refused_at_the_start(name: str) -> None:
+def test_a_callback_that_is_not_a_function_is_refused(name: str) -> None:
     options: dict[str, Any] = {name: "Geheim"}
     with pytest.raises(UsageError, match=f"^{name} must be a function, got str$"):
         open_client(["python"], **options)
 
 
-def test_limits_and_headers_are_what_they_are_called() -> None:
+def test_limits_and_headers_of_a_wrong_type_are_refused() -> None:
     with pytest.raises(UsageError, match="got int"):
         open_client(URL, limits=cast("Any", 5))
     with pytest.raises(UsageError, match=r"^headers must be a mapping .* got str$"):
@@ -326,7 +330,7 @@ def test_limits_and_headers_are_what_they_are_called() -> None:
 @pytest.mark.parametrize(
     "target", [["python", "x.py"], ("python",), Server("here"), trio.testing.memory_stream_pair()[0]]
 )
-def test_headers_are_refused_where_nothing_has_any(target: Any) -> None:
+def test_headers_are_refused_for_targets_without_http(target: Any) -> None:
     with pytest.raises(UsageError, match=r"^a (command|Server|StapledStream) does not support the options: headers$"):
         open_client(target, headers={"Authorization": "Bearer Geheim"})
 
@@ -334,18 +338,18 @@ def test_headers_are_refused_where_nothing_has_any(target: Any) -> None:
 @pytest.mark.parametrize("wrap", [lambda headers: headers, lambda headers: lambda: headers], ids=["given", "made"])
 @pytest.mark.parametrize("headers", [{"X": "y", "Authorization": None}, {None: "x"}])
 @pytest.mark.parametrize("url", [URL, "ws://127.0.0.1:3000/ws"])
-async def test_a_header_that_is_no_text_is_refused(
+async def test_a_header_that_is_not_a_string_is_refused(
     url: str, headers: Any, wrap: Callable[[Any], Any], autojump_clock: MockClock
 ) -> None:
-    async with no_tasks_left(), scripted_server(Tools().handle) as played:
-        with tcp_connects_to(played.connect), pytest.raises(UsageError, match="must be strings, got NoneType"):
+    async with no_tasks_left(), scripted_server(ToolServer().handle) as scripted:
+        with tcp_connects_to(scripted.connect), pytest.raises(UsageError, match="must be strings, got NoneType"):
             async with open_client(url, headers=wrap(headers)):
                 raise AssertionError("it was opened")
 
 
-async def test_headers_that_are_made_are_a_mapping(autojump_clock: MockClock) -> None:
+async def test_the_headers_function_must_return_a_mapping(autojump_clock: MockClock) -> None:
     told: Any = {}
-    async with toolbox(Tools(THREE), headers=lambda: told) as (client, _):
+    async with open_tools(ToolServer(THREE), headers=lambda: told) as (client, _):
         told = "Authorization: Bearer Geheim"
         with pytest.raises(UsageError, match=r"^headers must be a mapping by name, got str$"):
             await client.call_tool("t")
@@ -365,11 +369,11 @@ async def test_headers_that_are_made_are_a_mapping(autojump_clock: MockClock) ->
         (None, []),
     ],
 )
-async def test_a_server_that_misses_a_capability_has_the_option_for_it_named(
+async def test_an_error_about_a_missing_capability_names_the_option_for_it(
     data: Any, noted: list[str], autojump_clock: MockClock
 ) -> None:
     refusal = {"code": -32021, "message": "it is missing", "data": data}
-    async with toolbox(Tools(refusal)) as (client, _):
+    async with open_tools(ToolServer(refusal)) as (client, _):
         with pytest.raises(RequestError, match="missing") as refused:
             await client.call_tool("t")
     assert getattr(refused.value, "__notes__", []) == [
@@ -377,11 +381,11 @@ async def test_a_server_that_misses_a_capability_has_the_option_for_it_named(
     ]
 
 
-# Where a client is used.
+# The run, the thread and the event loop of a client.
 
 
 @pytest.mark.parametrize("make", [open_client, open_relay])
-async def test_who_forgets_to_enter_a_block_is_told(make: Callable[..., Any]) -> None:
+async def test_an_error_tells_of_a_forgotten_async_with(make: Callable[..., Any]) -> None:
     usage = rf"write async with {make.__name__}\(\.\.\.\) as "
     with pytest.raises(AttributeError, match=rf"'call_tool' yet: {usage}"):
         make(Server("here")).call_tool  # noqa: B018
@@ -405,28 +409,26 @@ USES: list[Callable[[Client], Any]] = [
 
 @pytest.mark.parametrize("run", [trio.run, lambda use: asyncio.run(use())], ids=["Trio", "asyncio"])
 @pytest.mark.parametrize("use", USES)
-async def test_a_client_is_of_no_use_in_another_run_and_takes_no_harm(
+async def test_a_call_from_another_run_is_refused_and_does_not_harm_the_client(
     use: Callable[[Client], Any], run: Callable[..., Any]
 ) -> None:
     async with open_client(sample_server(), revision=D, roots=[]) as client:
 
-        async def elsewhere() -> None:
+        async def use_in_other_run() -> None:
             await use(client)
 
         with pytest.raises(UsageError, match=r"another trio\.run.* trio\.from_thread\.run"):
-            await trio.to_thread.run_sync(run, elsewhere)
+            await trio.to_thread.run_sync(run, use_in_other_run)
         assert (await client.list_tools_page()).tools
 
 
-async def test_a_client_is_used_from_a_thread_by_its_own_run() -> None:
+async def test_a_thread_can_use_a_client_through_its_own_run() -> None:
     async with open_client(sample_server()) as client:
         page = await trio.to_thread.run_sync(lambda: trio.from_thread.run(client.list_tools_page))
         assert page.tools
 
 
-async def test_the_end_of_a_block_is_bounded_whatever_the_connection_does(
-    autojump_clock: MockClock, monkeypatch: pytest.MonkeyPatch
-) -> None:
+async def test_the_end_of_a_block_has_a_timeout(autojump_clock: MockClock, monkeypatch: pytest.MonkeyPatch) -> None:
     begun = trio.current_time()
     with trio.CancelScope() as scope:
         async with open_client(sample_server()) as client:
@@ -448,7 +450,7 @@ async def test_the_end_of_a_block_is_bounded_whatever_the_connection_does(
     ],
     ids=["client", "pair", "relay", "run", "stdio", "HTTP"],
 )
-def test_another_event_loop_is_told_apart_from_a_fault(begin: Callable[[Server], Awaitable[object]]) -> None:
+def test_running_on_another_event_loop_is_a_usage_error(begin: Callable[[Server], Awaitable[object]]) -> None:
     async def use() -> None:
         await begin(Server("here"))
 
@@ -497,21 +499,24 @@ WAYS: dict[str, Callable[[Client], Awaitable[object]]] = {
 }
 
 
-def test_every_way_to_wait_for_a_client_is_looked_at() -> None:
-    waits = {
+def test_the_checkpoint_cases_cover_every_async_method() -> None:
+    methods = {
         name
         for name, each in vars(Client).items()
         if not name.startswith("_") and (inspect.iscoroutinefunction(each) or inspect.isasyncgenfunction(each))
     }
-    assert waits - {"ping", "wait_closed"} == {name.partition(" ")[0] for name in WAYS} - {"listen", "stream_tool"}
+    assert methods - {"ping", "wait_closed"} == {name.partition(" ")[0] for name in WAYS} - {
+        "listen",
+        "stream_tool",
+    }
 
 
 @pytest.mark.parametrize("way", WAYS)
 @pytest.mark.parametrize("revision", [D, E])
-async def test_every_wait_for_a_client_is_a_checkpoint_and_can_be_cancelled(
+async def test_every_async_method_is_a_checkpoint_and_can_be_cancelled(
     revision: str, way: str, autojump_clock: MockClock
 ) -> None:
-    """Also the second time, when the answer may be at hand; and to be cancelled there costs nothing else."""
+    """The second time the answer may be cached.  A cancellation does not affect later calls."""
     lists = ("tools", "resources", "resources/templates", "prompts")
     server = sample_server(cache={f"{name}/list": CacheHints(ttl_ms=60_000) for name in lists})
     async with no_tasks_left(), open_client(server, revision=revision, roots=["/tmp"], tasks=True) as client:

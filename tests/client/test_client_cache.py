@@ -1,4 +1,4 @@
-"""Results that are used again in 2026-07-28: for how long, for whom, and what ends it; by a client, end to end."""
+"""The result cache of 2026-07-28, through a client: lifetime, scope, and the events that make results stale."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ import pytest
 import trio
 from trio.testing import MockClock, wait_all_tasks_blocked
 
-from tests.client.http_script import URL, ReceivedRequest, ResponseWriter, ScriptedServer, scripted_server
+from tests.client.http_script import URL, ReceivedRequest, ResponseWriter, ScriptedHttpServer, scripted_server
 from tests.client.matrix import no_tasks_left, tcp_connects_to
 from tests.client.sample_server import Size
 from tests.http.scripted_server import D, E
@@ -25,8 +25,8 @@ from trio_mcp.errors import SessionClosed
 CAPABILITIES: dict[str, Any] = {"tools": {}, "resources": {}, "prompts": {}}
 
 
-class Counting:
-    """Gives each result a number; `hints` are what it says of all of them."""
+class NumberingServer:
+    """A server that numbers its results, and sends the cache hints `hints` with each of them."""
 
     def __init__(self, **hints: Any) -> None:
         self.hints = hints
@@ -42,7 +42,7 @@ class Counting:
         if self.stale_cursor and "cursor" in params:
             await out.json(received.error(-32602, "no such cursor"), 400)
             return
-        said = f"{next(self.numbers)} for {received.headers.get('Authorization', 'anybody')}"
+        said = f"{next(self.numbers)} for {received.headers.get('Authorization', 'anonymous')}"
         result: dict[str, Any] = {"resultType": "complete", **self.hints}
         if received.operation == "resources/read":
             result["contents"] = [{"uri": params["uri"], "text": said}]
@@ -54,44 +54,46 @@ class Counting:
 
 
 @contextlib.asynccontextmanager
-async def counted(server: Counting, **options: Any) -> AsyncIterator[tuple[Client, ScriptedServer]]:
-    async with no_tasks_left(), scripted_server(server.handle) as played:
-        with tcp_connects_to(played.connect):
+async def open_numbered(server: NumberingServer, **options: Any) -> AsyncIterator[tuple[Client, ScriptedHttpServer]]:
+    async with no_tasks_left(), scripted_server(server.handle) as scripted:
+        with tcp_connects_to(scripted.connect):
             async with open_client(URL, **{"revision": E, **options}) as client:
-                played.requests.clear()
-                yield client, played
+                scripted.requests.clear()
+                yield client, scripted
 
 
-async def read(client: Client, uri: str = "r://one", **along: Any) -> str:
-    found = await client.read_resource(uri, **along)
-    text: str = found.contents[0].text  # type: ignore[union-attr]  # it is what the server gives
+async def read(client: Client, uri: str = "r://one", **request_options: Any) -> str:
+    found = await client.read_resource(uri, **request_options)
+    text: str = found.contents[0].text  # type: ignore[union-attr]  # the server sends text
     return text
 
 
 @req("cache-04", "cache-06", "cache-11", "cache-12")
 async def test_a_result_is_used_again_until_it_is_stale(autojump_clock: MockClock) -> None:
-    async with counted(Counting(ttlMs=1500)) as (client, server):
-        assert [await read(client), await read(client)] == ["1 for anybody"] * 2
+    async with open_numbered(NumberingServer(ttlMs=1500)) as (client, server):
+        assert [await read(client), await read(client)] == ["1 for anonymous"] * 2
         await trio.sleep(1.4)
-        assert await read(client) == "1 for anybody"
+        assert await read(client) == "1 for anonymous"
         await trio.sleep(0.1)
-        assert len(server.requests) == 1  # nobody has asked by himself
-        assert [await read(client), await read(client)] == ["2 for anybody"] * 2
+        assert len(server.requests) == 1  # a stale result is not requested again before it is used
+        assert [await read(client), await read(client)] == ["2 for anonymous"] * 2
 
 
 @req("cache-05", "cache-07", "cache-08")
 @pytest.mark.parametrize("hints", [{}, {"ttlMs": 0}, {"ttlMs": -1}])
-async def test_a_result_without_a_time_is_asked_for_each_time(hints: dict[str, Any], autojump_clock: MockClock) -> None:
-    async with counted(Counting(**hints)) as (client, _):
-        assert [await read(client), await read(client)] == ["1 for anybody", "2 for anybody"]
+async def test_a_result_without_a_lifetime_is_requested_each_time(
+    hints: dict[str, Any], autojump_clock: MockClock
+) -> None:
+    async with open_numbered(NumberingServer(**hints)) as (client, _):
+        assert [await read(client), await read(client)] == ["1 for anonymous", "2 for anonymous"]
 
 
 TRACE = f"00-{1:032x}-{1:016x}-00"
 
 
-async def test_nothing_is_used_again_by_who_does_not_want_it(autojump_clock: MockClock) -> None:
-    async with counted(Counting(ttlMs=9000), cache=False) as (client, server):
-        assert [await read(client), await read(client)] == ["1 for anybody", "2 for anybody"]
+async def test_a_client_without_a_cache_requests_each_result(autojump_clock: MockClock) -> None:
+    async with open_numbered(NumberingServer(ttlMs=9000), cache=False) as (client, server):
+        assert [await read(client), await read(client)] == ["1 for anonymous", "2 for anonymous"]
         assert len(server.requests) == 2
 
 
@@ -112,17 +114,17 @@ async def test_nothing_is_used_again_by_who_does_not_want_it(autojump_clock: Moc
         ({"headers": {"A": "1", "B": "2"}}, {"headers": {"b": "2", "a": "1"}}, True),
     ],
 )
-async def test_what_goes_along_with_a_request_tells_its_result_from_others(
+async def test_cached_results_are_separate_by_meta_headers_and_params(
     one: Any, other: Any, same: bool, autojump_clock: MockClock
 ) -> None:
-    async with counted(Counting(ttlMs=9000)) as (client, server):
+    async with open_numbered(NumberingServer(ttlMs=9000)) as (client, server):
         assert (await read(client, **one) == await read(client, **other)) is same
         assert len(server.requests) == (1 if same else 2)
 
 
-async def test_what_goes_along_with_all_requests_counts_as_well(autojump_clock: MockClock) -> None:
+async def test_meta_of_all_requests_is_part_of_the_cache_key(autojump_clock: MockClock) -> None:
     tenant = "A"
-    async with counted(Counting(ttlMs=9000), meta=lambda: {"x/tenant": tenant}) as (client, server):
+    async with open_numbered(NumberingServer(ttlMs=9000), meta=lambda: {"x/tenant": tenant}) as (client, server):
         await client.list_tools_page()
         tenant = "B"
         await client.list_tools_page()
@@ -133,12 +135,12 @@ async def test_what_goes_along_with_all_requests_counts_as_well(autojump_clock: 
 @req("cache-16", "cache-17")
 @pytest.mark.parametrize("scope", ["public", "private", None])
 @pytest.mark.parametrize("name", ["Authorization", "Cookie", "X-Api-Key"])
-async def test_a_private_result_is_for_who_asked_and_a_public_one_for_all(
+async def test_a_private_result_is_cached_per_credential_and_a_public_one_for_all(
     scope: str | None, name: str, autojump_clock: MockClock
 ) -> None:
     token = "one"
     hints = {"ttlMs": 9000, **({} if scope is None else {"cacheScope": scope})}
-    async with counted(Counting(**hints), headers=lambda: {name: token}) as (client, server):
+    async with open_numbered(NumberingServer(**hints), headers=lambda: {name: token}) as (client, server):
         await read(client)
         token = "another"
         await read(client)
@@ -150,7 +152,7 @@ async def test_a_private_result_is_for_who_asked_and_a_public_one_for_all(
 
 
 @req("cache-17")
-async def test_a_result_is_kept_for_whom_it_was_sent_for_though_the_token_changes_meanwhile(
+async def test_a_result_is_cached_for_the_token_with_which_it_was_requested(
     autojump_clock: MockClock,
 ) -> None:
     tokens: Iterator[str] = iter(())
@@ -158,7 +160,7 @@ async def test_a_result_is_kept_for_whom_it_was_sent_for_though_the_token_change
     def headers() -> dict[str, str]:
         return {"Authorization": next(tokens, "ann")}
 
-    async with counted(Counting(ttlMs=9000), headers=headers) as (client, _):
+    async with open_numbered(NumberingServer(ttlMs=9000), headers=headers) as (client, _):
         tokens = iter(["ann", "bob", "bob"])
         assert await read(client) == "1 for ann"
         tokens = iter(())
@@ -171,7 +173,7 @@ async def test_headers_are_made_once_for_each_call(autojump_clock: MockClock) ->
     def headers() -> dict[str, str]:
         return {"Authorization": str(next(numbers)), "X-Of": "all"}
 
-    async with counted(Counting(ttlMs=9000), headers=headers) as (client, server):
+    async with open_numbered(NumberingServer(ttlMs=9000), headers=headers) as (client, server):
         numbers = itertools.count(1)
         await client.list_tools_page()
         await client.request("prompts/list", headers={"x-of": "one"})
@@ -181,8 +183,8 @@ async def test_headers_are_made_once_for_each_call(autojump_clock: MockClock) ->
 
 
 @req("cache-27", "cache-21")
-async def test_each_page_is_kept_by_itself(autojump_clock: MockClock) -> None:
-    async with counted(Counting(ttlMs=1000)) as (client, server):
+async def test_each_page_is_cached_separately(autojump_clock: MockClock) -> None:
+    async with open_numbered(NumberingServer(ttlMs=1000)) as (client, server):
         await client.list_prompts_page()
         await trio.sleep(0.6)
         await client.list_prompts_page("two")
@@ -194,20 +196,20 @@ async def test_each_page_is_kept_by_itself(autojump_clock: MockClock) -> None:
         assert cursors == [None, "two", None]  # the second was fresh
 
 
-async def test_a_cursor_that_is_not_known_any_more_makes_all_pages_stale(autojump_clock: MockClock) -> None:
-    playing = Counting(ttlMs=9000)
-    async with counted(playing) as (client, server):
+async def test_an_unknown_cursor_makes_all_pages_stale(autojump_clock: MockClock) -> None:
+    numbering = NumberingServer(ttlMs=9000)
+    async with open_numbered(numbering) as (client, server):
         await client.list_prompts_page()
-        playing.stale_cursor = True
+        numbering.stale_cursor = True
         with pytest.raises(RequestError):
             list(await client.list_prompts())
-        playing.stale_cursor = False
+        numbering.stale_cursor = False
         assert list(await client.list_prompts()) == []
         cursors = [each.message["params"].get("cursor") for each in server.requests]
         assert cursors == [None, "two", None, "two"]
 
 
-ASKS: list[Callable[[Client], Any]] = [
+CALLS: list[Callable[[Client], Any]] = [
     lambda client: client.list_tools_page(),
     lambda client: client.read_resource("r://one"),
     lambda client: client.call_tool("t"),
@@ -215,21 +217,21 @@ ASKS: list[Callable[[Client], Any]] = [
 ]
 
 
-@pytest.mark.parametrize("ask", ASKS)
-async def test_a_client_that_is_closed_has_nothing_left(
-    ask: Callable[[Client], Any], autojump_clock: MockClock
+@pytest.mark.parametrize("call", CALLS)
+async def test_a_closed_client_returns_no_cached_results(
+    call: Callable[[Client], Any], autojump_clock: MockClock
 ) -> None:
-    async with counted(Counting(ttlMs=9000)) as (client, _):
+    async with open_numbered(NumberingServer(ttlMs=9000)) as (client, _):
         await client.list_tools_page()
         await read(client)
         await client.aclose()
         with pytest.raises(SessionClosed):
-            await wait_or_fail(lambda: ask(client), "an outcome")
+            await wait_or_fail(lambda: call(client), "an outcome")
 
 
-@pytest.mark.parametrize("ask", ASKS)
-async def test_headers_that_cannot_be_made_are_one_error_for_all_calls(
-    ask: Callable[[Client], Any], autojump_clock: MockClock
+@pytest.mark.parametrize("call", CALLS)
+async def test_an_exception_of_the_headers_function_is_the_same_error_for_all_calls(
+    call: Callable[[Client], Any], autojump_clock: MockClock
 ) -> None:
     broken = ZeroDivisionError("no token today")
     fails = False
@@ -239,21 +241,21 @@ async def test_headers_that_cannot_be_made_are_one_error_for_all_calls(
             raise broken
         return {}
 
-    async with counted(Counting(ttlMs=9000), headers=headers) as (client, server):
+    async with open_numbered(NumberingServer(ttlMs=9000), headers=headers) as (client, server):
         await client.list_tools_page()
         fails = True
         with pytest.raises(UsageError, match="the function given as headers raised an exception") as failed:
-            await wait_or_fail(lambda: ask(client), "an outcome")
+            await wait_or_fail(lambda: call(client), "an outcome")
         assert failed.value.__cause__ is broken
         fails = False
         assert len(server.requests) == 1
         await client.list_prompts_page()
 
 
-# With a server of ours.
+# With a real server.
 
 
-def house() -> Server:
+def notes_server() -> Server:
     server = Server(
         "house", capabilities=("tools", "resources"), change_debounce=0, cache={"tools/list": CacheHints(9000)}
     )
@@ -285,17 +287,17 @@ def house() -> Server:
 
 
 @contextlib.asynccontextmanager
-async def at_house(**options: Any) -> AsyncIterator[tuple[Client, Callable[[str], int]]]:
-    """A client, and how often it has asked for something."""
+async def open_notes(**options: Any) -> AsyncIterator[tuple[Client, Callable[[str], int]]]:
+    """A client, and a function that counts its requests by method."""
     sent: list[bytes] = []
     options = {"revision": E, "tap": lambda way, data: sent.append(data if way == "out" else b""), **options}
-    async with no_tasks_left(), open_client(house(), **options) as client:
+    async with no_tasks_left(), open_client(notes_server(), **options) as client:
         yield client, lambda method: b"".join(sent).count(b'"%s"' % method.encode())
 
 
 @req("cache-19")
-async def test_a_change_that_is_heard_of_makes_results_stale_at_once(autojump_clock: MockClock) -> None:
-    async with at_house() as (client, count), client.listen(tools=True, resources=["notes://todo"]):
+async def test_a_change_notification_makes_results_stale_at_once(autojump_clock: MockClock) -> None:
+    async with open_notes() as (client, count), client.listen(tools=True, resources=["notes://todo"]):
         for _ in range(2):
             await client.list_tools_page()
             await read(client, "notes://todo")
@@ -314,29 +316,29 @@ async def test_a_change_that_is_heard_of_makes_results_stale_at_once(autojump_cl
 
 @req("cache-19")
 async def test_a_result_that_is_overtaken_by_a_change_is_not_used_again(autojump_clock: MockClock) -> None:
-    async with at_house() as (client, _), client.listen(resources=["notes://overtaken"]):
+    async with open_notes() as (client, _), client.listen(resources=["notes://overtaken"]):
         assert await read(client, "notes://overtaken") == "1"
         assert await read(client, "notes://overtaken") == "2"
 
 
 @req("cache-03")
-async def test_what_took_answers_of_ours_is_never_used_again(autojump_clock: MockClock) -> None:
+async def test_a_result_that_needed_answers_of_the_client_is_not_cached(autojump_clock: MockClock) -> None:
     answers = iter([7, 8])
-    async with at_house(elicitation=lambda received: {"size": next(answers), "colour": "red"}) as (client, count):
+    async with open_notes(elicitation=lambda received: {"size": next(answers), "colour": "red"}) as (client, count):
         assert await read(client, "notes://secret") == "7, 1"
         assert await read(client, "notes://secret") == "8, 2"
         assert count("resources/read") == 4
 
 
-async def test_older_revisions_have_no_such_thing(autojump_clock: MockClock) -> None:
-    async with at_house(revision=D) as (client, count):
+async def test_older_revisions_have_no_cache(autojump_clock: MockClock) -> None:
+    async with open_notes(revision=D) as (client, count):
         await client.list_tools_page()
         await client.list_tools_page()
         assert count("tools/list") == 2
 
 
-async def test_an_error_is_not_kept(autojump_clock: MockClock) -> None:
-    async with at_house() as (client, count):
+async def test_an_error_is_not_cached(autojump_clock: MockClock) -> None:
+    async with open_notes() as (client, count):
         for _ in range(2):
             with pytest.raises(McpError):
                 await read(client, "nothing://here")

@@ -1,4 +1,4 @@
-"""What becomes of a client when the other side, or the way to it, does not do as it should."""
+"""Faults of the peer or of the link: each call of the client ends in one outcome, and no task is left."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ from trio_mcp.types import Tool
 JUNK = b"\x00\xffjunk\r\n\r\n{]\n"
 WS = "ws://127.0.0.1:3000/ws"
 SSE = "http://127.0.0.1:3000/sse"
-BOUND = 30.0  # seconds for which a call waits for a server that says nothing any more
+BOUND = 30.0  # seconds for which a call waits for a server that has become silent
 
 
 @pytest.fixture
@@ -48,12 +48,12 @@ def clock(variant: Variant) -> MockClock:
     return MockClock(rate=1.0) if variant.transport == "child" else MockClock(autojump_threshold=0)
 
 
-def small() -> Server:
-    """Its tools have the shortest of schemas, for each byte of an exchange is one after which something happens."""
+def two_tool_server() -> Server:
+    """A server with two tools and short schemas, because the tests cut the exchange after each byte."""
     server = Server("s", version="1")
 
     async def add(ctx: Context, arguments: Any) -> str:
-        await ctx.progress(1)  # so that the answer is a stream, where there are such
+        await ctx.progress(1)  # makes the answer a stream, on transports that have streams
         return str(arguments["a"] + arguments["b"])
 
     async def think(ctx: Context, arguments: Any) -> str:
@@ -69,7 +69,7 @@ def small() -> Server:
 
 @attrs.define
 class Fault:
-    """What happens, once, after so many bytes that a client reads (or writes), whatever connections they are on."""
+    """One fault, after `left` bytes that the client reads (or writes), counted over all its connections."""
 
     left: float
     how: str  # "close", "reset", "stall", "junk"
@@ -78,8 +78,8 @@ class Fault:
     passed: bytearray = attrs.field(factory=bytearray)
 
 
-class Faulty(trio.abc.HalfCloseableStream):
-    """The client's end of a stream to which it happens."""
+class FaultyStream(trio.abc.HalfCloseableStream):
+    """The client's end of a stream that has the fault."""
 
     def __init__(self, stream: PipeEnd, fault: Fault) -> None:
         self._stream = stream
@@ -87,7 +87,7 @@ class Faulty(trio.abc.HalfCloseableStream):
         self._dead = False
 
     def _cut(self, data: bytes, writing: bool) -> bytes:
-        """What passes of it."""
+        """The part of the data that passes before the fault."""
         fault = self._fault
         if fault.happened or fault.writing is not writing:
             return data
@@ -136,13 +136,13 @@ class Faulty(trio.abc.HalfCloseableStream):
 
 
 @contextlib.asynccontextmanager
-async def faulty(transport: str, fault: Fault, server: Server) -> AsyncIterator[Any]:
-    """A target at which the server is, by such a way."""
+async def serve_with_fault(transport: str, fault: Fault, server: Server) -> AsyncIterator[Any]:
+    """Serve the server over the transport, with the fault on the client's streams; yield the target."""
     async with open_nursery() as nursery:
         if transport == "stream":
             ours, theirs = unlimited_pipe()
             nursery.start_soon(serve_stream, server, theirs)
-            yield Faulty(ours, fault)
+            yield FaultyStream(ours, fault)
             return
         listener = MemoryListener()
         options: dict[str, Any] = {"http json": {"json_only": True}, "http+sse": SSE_PATHS}.get(transport, {})
@@ -150,7 +150,7 @@ async def faulty(transport: str, fault: Fault, server: Server) -> AsyncIterator[
         async def connect() -> trio.abc.Stream:
             stream = await listener.connect()
             assert isinstance(stream, PipeEnd)
-            return Faulty(stream, fault)
+            return FaultyStream(stream, fault)
 
         await nursery.start(
             lambda task_status: serve_http(
@@ -162,12 +162,12 @@ async def faulty(transport: str, fault: Fault, server: Server) -> AsyncIterator[
 
 
 async def outcome(call: Callable[[], Awaitable[Any]], fault: Fault) -> str:
-    """How a call ends; only one that waits for a server which is silent may be left."""
+    """How a call ends.  A call may stay without an outcome only if it waits for a silent server."""
     with trio.move_on_after(BOUND):
         try:
             await call()
         except McpError as error:
-            return "ours to blame" if isinstance(error, UsageError) else "an error"
+            return "a usage error" if isinstance(error, UsageError) else "an error"
         return "a result"
     # Junk may have taken the place of a question, and the server waits for its answer.
     assert fault.how in ("stall", "junk"), task_positions()
@@ -178,9 +178,9 @@ def _add(client: Client) -> Awaitable[str]:
     return client.call_tool("add", {"a": 1, "b": 2}, returns=str, on_progress=lambda *_: None)
 
 
-async def _talk(client: Client, fault: Fault, heard: list[str]) -> None:
-    async def call(what: Callable[[], Awaitable[Any]]) -> None:
-        heard.append(await outcome(what, fault))
+async def _call_three(client: Client, fault: Fault, outcomes: list[str]) -> None:
+    async def call(request: Callable[[], Awaitable[Any]]) -> None:
+        outcomes.append(await outcome(request, fault))
 
     await call(client.list_tools)
     async with trio.open_nursery() as nursery:
@@ -195,52 +195,52 @@ WAYS = [
 ]  # fmt: skip
 
 
-def _goes_on(transport: str, how: str) -> bool:
-    """Where a connection is not the session, or another is opened once it is seen to have ended."""
+def _recovers(transport: str, how: str) -> bool:
+    """Whether the client works after the fault: it opens another connection, or another session."""
     return transport.startswith("http") and (transport, how) != ("http+sse", "stall")
 
 
 @pytest.mark.parametrize(("how", "writing"), FAULTS)
 @pytest.mark.parametrize(("transport", "revision"), WAYS)
-async def test_whatever_happens_after_any_byte_each_call_has_one_outcome(
+async def test_each_call_has_one_outcome_if_the_link_fails_after_any_byte(
     transport: str, revision: str, how: str, writing: bool, cuts: Cuts, autojump_clock: MockClock
 ) -> None:
     seen: set[str] = set()
 
-    async def play(fault: Fault) -> list[str]:
-        heard: list[str] = []
+    async def run(fault: Fault) -> list[str]:
+        outcomes: list[str] = []
         start = trio.current_time()
-        async with no_tasks_left(), faulty(transport, fault, small()) as target:
+        async with no_tasks_left(), serve_with_fault(transport, fault, two_tool_server()) as target:
             try:
                 async with open_client(target, revision=revision, sampling=lambda asked: ("x", "m")) as client:
-                    await _talk(client, fault, heard)
-                    assert len(heard) == 3
-                    if fault.happened and _goes_on(transport, how):
-                        if transport == "http+sse":  # of which the end may only just come
+                    await _call_three(client, fault, outcomes)
+                    assert len(outcomes) == 3
+                    if fault.happened and _recovers(transport, how):
+                        if transport == "http+sse":  # the client may see the end of the stream only now
                             await outcome(lambda: _add(client), fault)
                         assert await _add(client) == "3"
             except McpError as error:
-                seen.add("not opened" if not heard else f"after it was opened: {error!r}")
-        if "left" not in heard and how != "stall":
+                seen.add("not opened" if not outcomes else f"after it was opened: {error!r}")
+        if "left" not in outcomes and how != "stall":
             assert trio.current_time() - start <= 3 * CLOSING + 1
-        return heard
+        return outcomes
 
     whole = Fault(math.inf, how, writing)
-    assert await play(whole) == ["a result"] * 3
+    assert await run(whole) == ["a result"] * 3
     for after in cuts(bytes(whole.passed)):
         fault = Fault(after, how, writing)
-        heard = await play(fault)
-        assert fault.happened or heard == ["a result"] * 3
-        seen.update(heard)
+        outcomes = await run(fault)
+        assert fault.happened or outcomes == ["a result"] * 3
+        seen.update(outcomes)
     assert seen - {"left"} <= {"not opened", "a result", "an error"}
     assert {"not opened", "a result"} <= seen
 
 
 @pytest.mark.parametrize("status", [400, 404])
-async def test_an_answer_that_was_taken_before_its_connection_broke_is_no_mistake(
+async def test_an_answer_received_before_its_connection_broke_is_no_deviation(
     status: int, autojump_clock: MockClock
 ) -> None:
-    """The second sending is refused, for nobody waits for it; the session is as it was."""
+    """The server refuses the second sending, because it waits for no answer.  The session goes on."""
     told = trio.Event()
 
     async def handle(received: ReceivedRequest, out: ResponseWriter) -> None:
@@ -271,7 +271,7 @@ async def test_an_answer_that_was_taken_before_its_connection_broke_is_no_mistak
 
 
 @pytest.mark.parametrize("cuts", [1, 2, 5])
-async def test_an_answer_whose_connection_broke_is_sent_again(cuts: int, autojump_clock: MockClock) -> None:
+async def test_an_answer_is_sent_again_if_its_connection_breaks(cuts: int, autojump_clock: MockClock) -> None:
     told = trio.Event()
 
     async def handle(received: ReceivedRequest, out: ResponseWriter) -> None:
@@ -282,7 +282,7 @@ async def test_an_answer_whose_connection_broke_is_sent_again(cuts: int, autojum
             await told.wait()
             await out.event(received.answer({"content": []}))
             await out.end()
-        elif received.operation == "GET":  # which keeps that connection busy, so that the answer needs a new one
+        elif received.operation == "GET":  # keeps this connection busy, so that the answer needs a new one
             await out.begin()
             await out.wait_for_close()
         elif received.operation == "answer" and server.operations.count("answer") <= cuts:
@@ -314,7 +314,7 @@ CANCELLED = {"memory": (D, E), "websocket": (E,), "http": (D, E), "http+sse": (A
 def test_a_client_may_be_cancelled_at_any_step(variant: Variant, watch: Any) -> None:
     async def scenario(attempt: Attempt) -> None:
         options: dict[str, Any] = {"revision": variant.revision, "sampling": lambda asked: ("x", "m")}
-        server = small()
+        server = two_tool_server()
         async with serve_over(variant.transport, server) as target:
             with attempt.window():
                 async with open_client(target, **options) as client, client.listen(tools=True) as changes:
@@ -327,7 +327,7 @@ def test_a_client_may_be_cancelled_at_any_step(variant: Variant, watch: Any) -> 
 
 
 @pytest.mark.parametrize("revision", [D, E])
-def test_the_link_may_end_at_any_step_and_nobody_waits(revision: str) -> None:
+def test_the_link_may_end_at_any_step_and_no_call_waits(revision: str) -> None:
     async def listen(client: Client) -> None:
         async with client.listen(tools=True) as changes:
             await anext(changes)
@@ -347,12 +347,12 @@ def test_the_link_may_end_at_any_step_and_nobody_waits(revision: str) -> None:
     assert cancel_at_each_step(scenario, watch=any_task) > 5
 
 
-async def test_what_a_block_raises_is_not_lost_when_it_is_cancelled_as_well(autojump_clock: MockClock) -> None:
+async def test_an_exception_of_a_cancelled_block_is_not_lost(autojump_clock: MockClock) -> None:
     own = KeyError("mine")
 
     async def block() -> None:
         with trio.CancelScope() as scope:
-            async with open_client(small()) as client:
+            async with open_client(two_tool_server()) as client:
                 await client.list_tools_page()
                 scope.cancel()
                 raise own
@@ -363,7 +363,7 @@ async def test_what_a_block_raises_is_not_lost_when_it_is_cancelled_as_well(auto
 
 
 @each_transport()
-async def test_a_client_that_is_cancelled_leaves_nothing(variant: Variant, clock: MockClock) -> None:
+async def test_a_cancelled_client_leaves_no_tasks(variant: Variant, clock: MockClock) -> None:
     with trio.CancelScope() as scope:
         async with client_of(variant) as client:
             await client.call_tool("greet", {"name": "you"})
@@ -372,25 +372,25 @@ async def test_a_client_that_is_cancelled_leaves_nothing(variant: Variant, clock
     assert scope.cancelled_caught
 
 
-# Nobody, or nobody that speaks.
+# No server, or a silent one.
 
 
-async def _nobody() -> trio.abc.Stream:
+async def _refuse_connection() -> trio.abc.Stream:
     await trio.lowlevel.checkpoint()
-    raise OSError("nobody listens here")
+    raise OSError("connection refused")
 
 
-async def _silence() -> trio.abc.Stream:
+async def _connect_to_silent_peer() -> trio.abc.Stream:
     await trio.lowlevel.checkpoint()
     return unlimited_pipe()[0]
 
 
 @pytest.mark.parametrize("url", [URL, WS])
-async def test_where_nobody_listens_is_one_error_at_once(url: str, autojump_clock: MockClock) -> None:
+async def test_connecting_to_a_closed_port_fails_at_once(url: str, autojump_clock: MockClock) -> None:
     async with no_tasks_left():
         start = trio.current_time()
-        with tcp_connects_to(_nobody):
-            with pytest.raises(ConnectionFailed, match=r"127\.0\.0\.1:3000.*nobody listens"):
+        with tcp_connects_to(_refuse_connection):
+            with pytest.raises(ConnectionFailed, match=r"127\.0\.0\.1:3000.*connection refused"):
                 async with open_client(url):
                     raise AssertionError("it was opened")
             async with trio.open_nursery() as nursery:
@@ -400,10 +400,13 @@ async def test_where_nobody_listens_is_one_error_at_once(url: str, autojump_cloc
 
 
 @pytest.mark.parametrize("target", [URL, WS, "a stream"])
-async def test_one_that_says_nothing_is_given_up(target: str, autojump_clock: MockClock) -> None:
+async def test_opening_a_silent_server_ends_with_an_error(target: str, autojump_clock: MockClock) -> None:
     async with no_tasks_left():
         start = trio.current_time()
-        with tcp_connects_to(_silence), pytest.raises(McpError, match=r"in time|within|silent") as given_up:
+        with (
+            tcp_connects_to(_connect_to_silent_peer),
+            pytest.raises(McpError, match=r"in time|within|silent") as given_up,
+        ):
             async with open_client(unlimited_pipe()[0] if target == "a stream" else target):
                 raise AssertionError("it was opened")
         assert isinstance(given_up.value, ConnectionFailed if target == WS else HandshakeError)
@@ -411,7 +414,7 @@ async def test_one_that_says_nothing_is_given_up(target: str, autojump_clock: Mo
 
 
 @pytest.mark.parametrize("target", ["http://", "http://[", "https://x:99999", "ftp://x", "ws://[", "server.py", [], 7])
-async def test_what_is_no_target_is_said_to_be_none(target: Any) -> None:
+async def test_an_invalid_target_is_refused(target: Any) -> None:
     with pytest.raises(UsageError):
         async with open_client(target):
             raise AssertionError("it was opened")
@@ -420,7 +423,7 @@ async def test_what_is_no_target_is_said_to_be_none(target: Any) -> None:
 # A child process.
 
 
-async def test_a_server_that_dies_before_it_speaks_says_how_and_what_it_wrote_last() -> None:
+async def test_the_error_of_a_server_that_exits_early_has_its_status_and_stderr() -> None:
     program = "import sys; print('no API key', file=sys.stderr); sys.exit(3)"
     async with no_tasks_left():
         with pytest.raises(ServerExited, match="no API key") as exited:
@@ -432,7 +435,7 @@ async def test_a_server_that_dies_before_it_speaks_says_how_and_what_it_wrote_la
 
 
 @req("stdio-12")
-async def test_a_server_that_dies_in_a_call_ends_all_of_them_with_that() -> None:
+async def test_a_server_that_exits_in_a_call_ends_all_calls_with_that_error() -> None:
     program = (
         "import sys, trio, os\nfrom trio_mcp import Server\ns = Server('s')\n"
         "async def die() -> None:\n    os.write(2, b'out of bread'); os._exit(9)\n"
@@ -455,13 +458,13 @@ async def test_a_server_that_dies_in_a_call_ends_all_of_them_with_that() -> None
         await call(client, "wait")
         with pytest.raises(ServerExited):
             async with client.listen(tools=True):
-                raise AssertionError("there is nobody to listen to")
+                raise AssertionError("the server has exited")
     assert len({id(error) for error in errors}) == 4
     assert {error.status for error in errors if isinstance(error, ServerExited)} == {9}
     assert "out of bread" in str(errors[0])
 
 
-async def test_a_server_that_has_closed_its_stdout_first_says_later_how_it_ended() -> None:
+async def test_the_exit_status_is_reported_after_stdout_was_closed_first() -> None:
     program = """
 import json, os, sys, time
 for line in sys.stdin:
@@ -484,16 +487,16 @@ for line in sys.stdin:
     assert "out of bread" in str(error)
 
 
-# What goes to a server by a stream.
+# The messages that a client writes to a stream.
 
 
 @contextlib.asynccontextmanager
-async def played(answer: Callable[[dict[str, Any]], Iterator[Any]], **options: Any) -> AsyncIterator[Any]:
-    """A target that answers each message as told, and all that it was sent."""
+async def scripted_stream(answer: Callable[[dict[str, Any]], Iterator[Any]], **options: Any) -> AsyncIterator[Any]:
+    """A stream target that answers each message by `answer`, and the list of the messages that it received."""
     ours, theirs = unlimited_pipe()
     sent: list[Any] = []
 
-    async def play() -> None:
+    async def respond() -> None:
         rest = b""
         with contextlib.suppress(trio.BrokenResourceError, trio.ClosedResourceError):
             while data := await theirs.receive_some():
@@ -505,7 +508,7 @@ async def played(answer: Callable[[dict[str, Any]], Iterator[Any]], **options: A
                         await theirs.send_all(raw + b"\n")
 
     async with open_nursery() as nursery:
-        nursery.start_soon(play)
+        nursery.start_soon(respond)
         yield ours, sent
 
 
@@ -525,16 +528,14 @@ def error_of(code: int, data: Any = None) -> dict[str, Any]:
         {"result": {}}, {"result": {"protocolVersion": D}}, {"result": 7}, None,
     ],
 )  # fmt: skip
-async def test_whatever_is_no_modern_answer_to_the_probe_leads_to_initialize(
-    probed: Any, autojump_clock: MockClock
-) -> None:
+async def test_any_non_modern_answer_to_the_probe_leads_to_initialize(probed: Any, autojump_clock: MockClock) -> None:
     def answer(message: dict[str, Any]) -> Iterator[Any]:
         if message["method"] == "server/discover" and probed is not None:
             yield {"id": message["id"], **probed}
         elif message["method"] == "initialize":
             yield {"id": message["id"], "result": INITIALIZED}
 
-    async with no_tasks_left(), played(answer) as (stream, sent):
+    async with no_tasks_left(), scripted_stream(answer) as (stream, sent):
         start = trio.current_time()
         async with open_client(stream) as client:
             assert client.revision == D
@@ -554,11 +555,11 @@ async def test_a_modern_server_that_refuses_the_probe_is_never_initialized(
     def answer(message: dict[str, Any]) -> Iterator[Any]:
         yield {"id": message["id"], **refusal}
 
-    async with no_tasks_left(), played(answer) as (stream, sent):
+    async with no_tasks_left(), scripted_stream(answer) as (stream, sent):
         with pytest.raises(HandshakeError) as refused:
             async with open_client(stream):
                 raise AssertionError("it was opened")
-        assert "seconds" not in str(refused.value)  # as an error that came too late says
+        assert "seconds" not in str(refused.value)  # this word is in the error of an answer that is too late
         assert [each["method"] for each in sent] == ["server/discover"]
 
 
@@ -574,7 +575,10 @@ async def test_a_modern_server_is_never_sent_a_response(autojump_clock: MockCloc
         yield {"id": 8, "method": 9}
         yield {"id": message["id"], "result": {"resultType": "complete", "content": []}}
 
-    async with played(answer) as (stream, sent), open_client(stream, sampling=lambda asked: ("x", "m")) as client:
+    async with (
+        scripted_stream(answer) as (stream, sent),
+        open_client(stream, sampling=lambda asked: ("x", "m")) as client,
+    ):
         await client.call_tool("t")
         await client.call_tool("t")
         await wait_all_tasks_blocked()
@@ -584,7 +588,7 @@ async def test_a_modern_server_is_never_sent_a_response(autojump_clock: MockCloc
 
 @req("stdio-04")
 @each_transport(without=["http", "http json", "http+sse", "websocket"])
-async def test_what_goes_to_a_servers_input_is_messages_and_nothing_else(variant: Variant, clock: MockClock) -> None:
+async def test_only_messages_are_written_to_the_input_of_a_server(variant: Variant, clock: MockClock) -> None:
     said = bytearray()
 
     def tap(direction: str, data: bytes) -> None:
@@ -604,14 +608,14 @@ async def test_what_goes_to_a_servers_input_is_messages_and_nothing_else(variant
     assert all(each["jsonrpc"] == "2.0" and ("method" in each or "id" in each) for each in messages)
 
 
-# What a server says of its tools.
+# Descriptions of tools.
 
 HINTS = {"readOnlyHint": True, "idempotentHint": True, "destructiveHint": False}
 
 
 @req("tool-10")
 @pytest.mark.parametrize("annotations", [HINTS, {}, None])
-async def test_what_a_tool_says_of_itself_decides_nothing(annotations: Any, autojump_clock: MockClock) -> None:
+async def test_annotations_of_a_tool_do_not_change_the_calls(annotations: Any, autojump_clock: MockClock) -> None:
     async def handle(received: ReceivedRequest, out: ResponseWriter) -> None:
         if received.operation == "tools/list":
             tool = {"name": "t", "inputSchema": {"type": "object"}}
@@ -627,7 +631,7 @@ async def test_what_a_tool_says_of_itself_decides_nothing(annotations: Any, auto
                 with pytest.raises(NoResponse) as lost:
                     await client.call_tool("t")
                 assert lost.value.request_may_have_run
-        assert server.operations.count("tools/call") == 1  # however harmless it says to be
+        assert server.operations.count("tools/call") == 1  # also if the annotations say that a repetition is harmless
 
 
 HEADERS: dict[str, Any] = {
@@ -641,7 +645,7 @@ HEADERS: dict[str, Any] = {
 
 @req("http-85", "http-86")
 @pytest.mark.parametrize("fault", [*HEADERS, "twice"])
-async def test_a_tool_whose_headers_cannot_be_is_left_out_by_http_alone(
+async def test_a_tool_with_invalid_headers_is_left_out_over_http_only(
     fault: str, caplog: pytest.LogCaptureFixture, autojump_clock: MockClock
 ) -> None:
     good = {"type": "string", "x-mcp-header": "Region"}
@@ -667,6 +671,6 @@ async def test_a_tool_whose_headers_cannot_be_is_left_out_by_http_alone(
                 assert any(
                     "'bad' is left out" in each.message for each in caplog.records if each.levelname == "WARNING"
                 )
-    async with played(answer) as (stream, _), open_client(stream) as client:
+    async with scripted_stream(answer) as (stream, _), open_client(stream) as client:
         assert [tool.name for tool in await client.list_tools()] == ["before", "bad", "after"]
         assert client.deviations == ()

@@ -1,4 +1,4 @@
-"""How a session is opened: what is tried, in which order, and what is said when nothing leads to one."""
+"""The opening of a session: the attempts, their order, and the error if all of them fail."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ from trio_mcp.transport import ServerExited
 
 Handler = Callable[[ReceivedRequest, ResponseWriter], Awaitable[None]]
 
-# A child that knows no other first message than `initialize`, and counts its starts in a file.
+# A child that exits if its first message is not `initialize`, and counts its starts in a file.
 STRICT = """
 import json, sys
 with open(sys.argv[1], "a") as starts: starts.write("started\\n")
@@ -37,7 +37,7 @@ first = True
 for line in sys.stdin:
     message = json.loads(line)
     if first and (message["method"] != "initialize" or sys.argv[2] == "never"):
-        print("what is", message["method"], file=sys.stderr)
+        print("unexpected", message["method"], file=sys.stderr)
         sys.exit(3)
     first = False
     if "id" in message:
@@ -56,7 +56,7 @@ def starts(folder: Path) -> int:
     return len((folder / "starts").read_text().splitlines())
 
 
-async def test_a_child_that_dies_over_the_probe_is_started_once_more(tmp_path: Path) -> None:
+async def test_a_child_that_exits_on_the_probe_is_started_once_more(tmp_path: Path) -> None:
     async with no_tasks_left():
         async with open_client(strict(tmp_path)) as client:
             assert client.revision == "2025-06-18"
@@ -67,9 +67,9 @@ async def test_a_child_that_dies_over_the_probe_is_started_once_more(tmp_path: P
         assert starts(tmp_path) == 2
 
 
-async def test_a_child_that_dies_again_has_died(tmp_path: Path) -> None:
+async def test_a_child_that_exits_again_is_an_error(tmp_path: Path) -> None:
     async with no_tasks_left():
-        with pytest.raises(ServerExited, match="what is initialize") as exited:
+        with pytest.raises(ServerExited, match="unexpected initialize") as exited:
             async with open_client(strict(tmp_path, "never")):
                 raise AssertionError("it was opened")
         assert starts(tmp_path) == 2
@@ -81,15 +81,15 @@ async def test_a_child_that_dies_again_has_died(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("revision", [E, D])
-async def test_a_child_is_not_started_again_to_be_asked_the_same(tmp_path: Path, revision: str) -> None:
+async def test_a_child_is_not_started_again_for_the_same_request(tmp_path: Path, revision: str) -> None:
     with pytest.raises(ServerExited):
         async with open_client(strict(tmp_path, "never"), revision=revision):
             raise AssertionError("it was opened")
     assert starts(tmp_path) == 1
 
 
-# A child that waits to be let go before it reads anything, and says on stderr how far it has come.  The rest of its
-# program is what it does then.
+# A child that waits for a signal of the test before it reads, and reports its progress on stderr.  A test appends the
+# rest of the program.
 STARTING = """
 import json, sys
 with open(sys.argv[1], "a") as starts: starts.write("started\\n")
@@ -108,11 +108,13 @@ MODERN = """
 from trio_mcp import Server
 Server("slow").run()
 """
-tells_what_is_read = pytest.mark.skipif(sys.platform != "linux", reason="there nobody tells what is still in a pipe")
+needs_unread_count = pytest.mark.skipif(
+    sys.platform != "linux", reason="other systems do not tell how much is unread in a pipe"
+)
 
 
 class Starting:
-    """A child that takes its time, which is the test's to tell."""
+    """A child that starts to read when the test tells it to."""
 
     def __init__(self, folder: Path, then: str) -> None:
         self._gate = folder / "gate"
@@ -121,26 +123,26 @@ class Starting:
         self._said = b""
         self._more = trio.Event()
 
-    def hear(self, data: bytes) -> None:
+    def on_stderr(self, data: bytes) -> None:
         self._said += data
         self._more.set()
 
-    async def has_said(self, line: bytes) -> None:
+    async def has_written(self, line: bytes) -> None:
         while line not in self._said.splitlines():
             await self._more.wait()
             self._more = trio.Event()
 
-    async def go(self) -> None:
+    async def release(self) -> None:
         await trio.to_thread.run_sync(self._gate.write_text, "go")
 
 
-@tells_what_is_read
-async def test_a_child_that_ends_before_it_reads_anything_is_not_started_again(tmp_path: Path) -> None:
+@needs_unread_count
+async def test_a_child_that_exits_before_it_reads_is_not_started_again(tmp_path: Path) -> None:
     child = Starting(tmp_path, BROKEN)
     async with no_tasks_left(), trio.open_nursery() as nursery:
-        nursery.start_soon(child.go)
+        nursery.start_soon(child.release)
         with pytest.raises(ServerExited, match="no module named weather") as exited:
-            async with open_client(child.command, stderr=child.hear):
+            async with open_client(child.command, stderr=child.on_stderr):
                 raise AssertionError("it was opened")
     assert starts(tmp_path) == 1
     opening = exited.value.__cause__
@@ -148,41 +150,41 @@ async def test_a_child_that_ends_before_it_reads_anything_is_not_started_again(t
     assert [each.tried for each in opening.negotiation.attempts] == [PROBED]
 
 
-@tells_what_is_read
-async def test_a_child_that_takes_long_to_start_is_not_taken_for_a_legacy_one(
+@needs_unread_count
+async def test_a_child_that_starts_slowly_is_not_taken_for_a_legacy_server(
     tmp_path: Path, mock_clock: MockClock
 ) -> None:
     child = Starting(tmp_path, MODERN)
 
     async def wait_and_go() -> None:
-        await child.has_said(b"starting")
+        await child.has_written(b"starting")
         for _ in range(3):
             await wait_all_tasks_blocked()
             mock_clock.jump(PROBE)
         await wait_all_tasks_blocked()
-        await child.go()
+        await child.release()
 
     async with trio.open_nursery() as nursery:
         nursery.start_soon(wait_and_go)
-        async with open_client(child.command, stderr=child.hear) as client:
+        async with open_client(child.command, stderr=child.on_stderr) as client:
             assert client.revision == E
             assert [each.tried for each in client.negotiation.attempts] == [PROBED]
 
 
-async def test_a_child_that_has_read_the_probe_and_says_nothing_is_a_legacy_one(
+async def test_a_child_that_reads_the_probe_and_stays_silent_is_a_legacy_server(
     tmp_path: Path, mock_clock: MockClock
 ) -> None:
     child = Starting(tmp_path, SILENT)
 
     async def go_and_wait() -> None:
-        await child.go()
-        await child.has_said(b"server/discover")
+        await child.release()
+        await child.has_written(b"server/discover")
         await wait_all_tasks_blocked()
         mock_clock.jump(PROBE)
 
     async with trio.open_nursery() as nursery:
         nursery.start_soon(go_and_wait)
-        async with open_client(child.command, stderr=child.hear) as client:
+        async with open_client(child.command, stderr=child.on_stderr) as client:
             assert [(each.tried, each.answered) for each in client.negotiation.attempts] == [
                 (PROBED, "no answer in time"),
                 (BEGUN, "the server chose 2025-06-18"),
@@ -190,7 +192,7 @@ async def test_a_child_that_has_read_the_probe_and_says_nothing_is_a_legacy_one(
 
 
 async def _strict_socket(opened: list[str], mood: str, stream: trio.SocketStream) -> None:
-    """Knows no other first message than `initialize`, and no other at all if it is in that mood."""
+    """Close the connection on `server/discover`, or, if the mood is "never", on any message."""
     connection = WSConnection(ConnectionType.SERVER)
     opened.append("opened")
     async for data in stream:
@@ -221,7 +223,7 @@ async def strict_sockets(opened: list[str], mood: str = "") -> AsyncIterator[str
 LOST = "the connection was lost without a close frame"
 
 
-async def test_a_websocket_that_is_closed_over_the_probe_is_opened_once_more() -> None:
+async def test_a_websocket_that_is_closed_on_the_probe_is_opened_once_more() -> None:
     opened: list[str] = []
     async with strict_sockets(opened) as url, open_client(url) as client:
         assert client.revision == A
@@ -233,7 +235,7 @@ async def test_a_websocket_that_is_closed_over_the_probe_is_opened_once_more() -
 
 
 @pytest.mark.parametrize(("options", "times"), [({}, 2), ({"revision": E}, 1), ({"revision": A}, 1)])
-async def test_a_websocket_that_is_closed_again_is_lost(options: ClientOptions, times: int) -> None:
+async def test_a_websocket_that_is_closed_again_is_an_error(options: ClientOptions, times: int) -> None:
     opened: list[str] = []
     async with strict_sockets(opened, "never") as url:
         with pytest.raises(SessionClosed, match=LOST):
@@ -242,8 +244,8 @@ async def test_a_websocket_that_is_closed_again_is_lost(options: ClientOptions, 
     assert len(opened) == times
 
 
-async def _slowly(stream: trio.abc.Stream, late: float, refusal: int) -> None:
-    """A modern server that takes its time to start, and then is as quick as any."""
+async def _slow_server(stream: trio.abc.Stream, late: float, refusal: int) -> None:
+    """A modern server that starts slowly, and then answers at once."""
     await trio.sleep(late)
     data = b""
     while more := await stream.receive_some():
@@ -258,10 +260,10 @@ async def _slowly(stream: trio.abc.Stream, late: float, refusal: int) -> None:
 
 
 @pytest.mark.parametrize("refusal", [-32601, -32602])
-async def test_a_modern_server_that_starts_slowly_is_one(refusal: int, autojump_clock: MockClock) -> None:
+async def test_a_modern_server_that_starts_slowly_is_recognized(refusal: int, autojump_clock: MockClock) -> None:
     ours, theirs = memory_stream_pair()
     async with trio.open_nursery() as nursery:
-        nursery.start_soon(_slowly, theirs, 30, refusal)
+        nursery.start_soon(_slow_server, theirs, 30, refusal)
         async with open_client(ours) as client:
             assert client.revision == E
             assert [each.tried for each in client.negotiation.attempts] == [PROBED, BEGUN, PROBED]
@@ -279,7 +281,7 @@ def refusing(status: int) -> Handler:
 
 @pytest.mark.parametrize("revision", [None, D, A])
 @pytest.mark.parametrize("status", [400, 404, 405])
-async def test_where_no_server_is_an_error_says_what_was_tried_there(
+async def test_the_error_for_a_url_without_a_server_lists_the_attempts(
     status: int, revision: str | None, autojump_clock: MockClock
 ) -> None:
     options: Any = {} if revision is None else {"revision": revision}
@@ -299,7 +301,7 @@ async def test_where_no_server_is_an_error_says_what_was_tried_there(
     assert tried[-1].answered == str(failed.value.__cause__)
 
 
-async def test_a_server_without_an_endpoint_event_is_none(autojump_clock: MockClock) -> None:
+async def test_a_stream_without_an_endpoint_event_is_an_error(autojump_clock: MockClock) -> None:
     async def handle(received: ReceivedRequest, out: ResponseWriter) -> None:
         if received.method == "POST":
             await out.reply(404)
@@ -313,7 +315,7 @@ async def test_a_server_without_an_endpoint_event_is_none(autojump_clock: MockCl
                 raise AssertionError("it was opened")
 
 
-async def test_nothing_is_said_to_be_sent_that_was_not(autojump_clock: MockClock) -> None:
+async def test_an_error_lists_only_attempts_that_were_made(autojump_clock: MockClock) -> None:
     async def handle(received: ReceivedRequest, out: ResponseWriter) -> None:
         await out.begin()
         await out.wait_for_close()
@@ -330,13 +332,13 @@ async def test_nothing_is_said_to_be_sent_that_was_not(autojump_clock: MockClock
         assert OPENING <= trio.current_time() - start < OPENING + 5
 
 
-async def _nothing(received: ReceivedRequest, out: ResponseWriter) -> None:
+async def _no_event_stream(received: ReceivedRequest, out: ResponseWriter) -> None:
     await out.reply(405)
 
 
 @req("ver-10")
-async def test_a_legacy_server_is_not_probed_again_but_another_by_its_query_is(autojump_clock: MockClock) -> None:
-    opening = legacy(_nothing)
+async def test_a_legacy_url_is_not_probed_again_but_another_query_is(autojump_clock: MockClock) -> None:
+    opening = legacy(_no_event_stream)
 
     async def handle(received: ReceivedRequest, out: ResponseWriter) -> None:
         await (out.reply(404) if received.operation == "server/discover" else opening(received, out))
@@ -358,8 +360,8 @@ async def test_a_legacy_server_is_not_probed_again_but_another_by_its_query_is(a
     assert await visit(URL) == probed
 
 
-async def test_what_was_tried_in_vain_by_memory_is_told_too(autojump_clock: MockClock) -> None:
-    opening = legacy(_nothing)
+async def test_an_error_lists_a_failed_attempt_with_the_remembered_revision(autojump_clock: MockClock) -> None:
+    opening = legacy(_no_event_stream)
     here = True
 
     async def handle(received: ReceivedRequest, out: ResponseWriter) -> None:
@@ -377,8 +379,8 @@ async def test_what_was_tried_in_vain_by_memory_is_told_too(autojump_clock: Mock
     assert tried == [BEGUN, PROBED, BEGUN, "HTTP+SSE at the same URL"]
 
 
-async def test_a_question_finds_the_stream_that_it_comes_by(autojump_clock: MockClock) -> None:
-    """Some servers discard a question that belongs to no request of ours, as long as nobody listens to such."""
+async def test_a_client_with_callbacks_waits_for_the_event_stream(autojump_clock: MockClock) -> None:
+    """Some servers discard a question that belongs to no request of the client, until the event stream is open."""
     streams: list[ResponseWriter] = []
     answered = trio.Event()
 
@@ -413,7 +415,7 @@ async def test_a_question_finds_the_stream_that_it_comes_by(autojump_clock: Mock
         ({}, None, 0),
     ],
 )  # fmt: skip
-async def test_a_server_that_does_not_say_whether_it_has_that_stream_holds_nobody_up_for_long(
+async def test_the_wait_for_the_event_stream_is_bounded(
     options: Any, refusal: Any, seconds: float, autojump_clock: MockClock
 ) -> None:
     async def handle(received: ReceivedRequest, out: ResponseWriter) -> None:
@@ -434,7 +436,7 @@ async def test_a_server_that_does_not_say_whether_it_has_that_stream_holds_nobod
 
 @req("http-58")
 @pytest.mark.parametrize("options", [{}, {"roots": []}, {"log_level": "info", "on_log": print}])
-async def test_a_server_that_knows_no_session_of_its_own_is_not_opened_for_ever(
+async def test_a_server_that_loses_each_session_is_not_opened_endlessly(
     options: Any, autojump_clock: MockClock
 ) -> None:
     async def handle(received: ReceivedRequest, out: ResponseWriter) -> None:
@@ -462,7 +464,7 @@ async def visit_often(options: Any) -> None:
         ({"token": "Geheim"}, r"a dict; for an entry of a configuration, write .*"),
     ],
 )
-def test_an_error_about_a_target_repeats_no_arguments(target: Any, said: str) -> None:
+def test_an_error_about_a_target_does_not_repeat_its_arguments(target: Any, said: str) -> None:
     with pytest.raises(UsageError, match=f"; got {said}$") as refused:
         connector_for(target, {})
     assert "Geheim" not in str(refused.value)

@@ -1,4 +1,4 @@
-"""The examples of clients, as real processes."""
+"""The client examples as real processes."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ PROGRESS, KITCHEN = ([sys.executable, str(ROOT / "examples" / f"{name}.py")] for
 
 
 @pytest.mark.parametrize(
-    ("words", "said", "status"),
+    ("program", "said", "status"),
     [
         (PROGRESS, ["progress 1.0, in 2026-07-28", "tool export(rows): Write a table"], 0),
         (KITCHEN, ["tool cook(name): Cook a dish", "resource menu://today: The dishes of today."], 0),
@@ -38,8 +38,10 @@ PROGRESS, KITCHEN = ([sys.executable, str(ROOT / "examples" / f"{name}.py")] for
         ([sys.executable, "-c", "raise SystemExit('no API key')"], ["ended with status 1", "no API key"], 1),
     ],
 )
-def test_a_server_is_looked_at(words: list[str], said: list[str], status: int, tmp_path: Path) -> None:
-    command = [sys.executable, str(ROOT / "examples" / "look.py"), *words]
+def test_the_inspecting_example_prints_the_entries_of_a_server(
+    program: list[str], said: list[str], status: int, tmp_path: Path
+) -> None:
+    command = [sys.executable, str(ROOT / "examples" / "look.py"), *program]
     shown = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, timeout=60, check=False)
     assert "Traceback" not in shown.stderr
     for each in said:
@@ -55,7 +57,7 @@ def test_questions_of_the_server_are_answered_at_the_terminal() -> None:
     assert "Ordered: 2 funghi." in shown.stdout
 
 
-OF_ALL = [
+IN_ALL_REVISIONS = [
     "laksa is begun",
     "Dish(name='laksa', minutes=60, spicy=True)",
     "0 of 3",
@@ -84,18 +86,22 @@ OF_ALL = [
         ("2024-11-05", ["2 3 None", "elicitation/create does not exist", "there it is"]),
     ],
 )
-def test_a_client_uses_all_that_it_has(revision: str, said: list[str], tmp_path: Path) -> None:
-    shell = str(ROOT / "tests" / ".." / "examples" / "client.py")  # from wherever somebody starts it
+def test_the_client_example_prints_each_result(revision: str, said: list[str], tmp_path: Path) -> None:
+    shell = str(ROOT / "tests" / ".." / "examples" / "client.py")  # a path as seen from another directory
     command = [sys.executable, "-W", "error", shell, revision]
     shown = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, timeout=60, check=True)
     assert shown.stderr == ""
-    for each in (f"speaks {revision}", *OF_ALL, *said):
+    for each in (f"speaks {revision}", *IN_ALL_REVISIONS, *said):
         assert each in shown.stdout
-    assert shown.stdout.count("salad is begun") == 1  # the second is below the level that is heard
+    assert shown.stdout.count("salad is begun") == 1  # the second message is below the log level
 
 
-def test_the_client_shows_each_of_its_methods() -> None:
+def test_the_client_example_uses_each_method() -> None:
     text = (ROOT / "examples" / "client.py").read_text(encoding="utf-8")
     methods = {name for name in dir(Client) if not name.startswith("_")}
     unused = {name for name in methods if not re.search(rf"\.{name}\b", text)}
-    assert unused == {"list_resources_page", "list_resource_templates_page", "list_prompts_page"}  # as for tools
+    assert unused == {
+        "list_resources_page",
+        "list_resource_templates_page",
+        "list_prompts_page",
+    }  # are used as those for tools

@@ -139,7 +139,7 @@ async def test_without_the_extension_a_client_is_refused(variant: Variant, autoj
 
 
 @every_revision
-async def test_a_mapping_declares_extensions_too(revision: str, autojump_clock: MockClock) -> None:
+async def test_a_mapping_can_declare_extensions(revision: str, autojump_clock: MockClock) -> None:
     made = Pinging()
     async with open_client(made.server, revision=revision, extensions={PING: {"times": 2}}) as client:
         result = await client.request(PING, {"target": "moon"}, returns=Pong)
@@ -149,7 +149,7 @@ async def test_a_mapping_declares_extensions_too(revision: str, autojump_clock: 
 
 
 @every_revision
-async def test_what_the_server_has_not_declared_is_not_sent(revision: str, autojump_clock: MockClock) -> None:
+async def test_a_message_of_an_undeclared_extension_is_not_sent(revision: str, autojump_clock: MockClock) -> None:
     async with open_client(Server("plain"), revision=revision, extensions=[pinging()]) as client:
         with pytest.raises(NotDeclared):
             await client.request(PING, {"target": "moon"})
@@ -186,7 +186,7 @@ async def test_notifications_without_a_handler_go_to_the_callback_for_all(
 
 
 @pytest.mark.parametrize("revision", ["2024-11-05", "2025-11-25"])
-async def test_requests_of_extensions_are_bounded_and_take_no_place_of_a_question(
+async def test_requests_of_extensions_have_a_limit_separate_from_questions(
     revision: str, autojump_clock: MockClock
 ) -> None:
     server, ext, outcomes = Server("noting"), ClientExtension(PING), list[str]()
@@ -396,7 +396,7 @@ async def test_a_wrapper_asks_the_callbacks_of_the_program(autojump_clock: MockC
             await client.call_tool("work", {"method": "roots/list"})
 
 
-async def test_what_a_wrapper_raises_reaches_each_caller_and_the_client_lives(autojump_clock: MockClock) -> None:
+async def test_an_exception_of_a_wrapper_reaches_each_caller_and_the_client_goes_on(autojump_clock: MockClock) -> None:
     server, ext = Server("plain"), ClientExtension(PING)
     server.extension(PING)
     server.prompt(name="visit")(lambda city: city)
@@ -510,7 +510,7 @@ async def test_progress_may_come_after_the_answer(autojump_clock: MockClock) -> 
 # Options.
 
 
-def test_what_cannot_be_declared_is_refused() -> None:
+def test_an_invalid_declaration_is_refused() -> None:
     def two_forms() -> ClientExtension:
         return ClientExtension(Extension("com.example/a"), Extension("com.example/b"))
 

@@ -1,4 +1,4 @@
-"""What an application needs that shows servers to users and models: limits of its own, and errors to tell apart."""
+"""The needs of a host application, which shows servers to users and models: its own limits, and distinct errors."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from trio.testing import MockClock, memory_stream_pair, wait_all_tasks_blocked
 
 from tests.client.matrix import no_tasks_left
 from tests.client.sample_server import sample_server
-from tests.client.test_client_faults import DISCOVERED, INITIALIZED, played
+from tests.client.test_client_faults import DISCOVERED, INITIALIZED, scripted_stream
 from tests.http.scripted_server import D, E
 from tests.requirements import req
 from trio_mcp import (
@@ -43,7 +43,7 @@ BOTH = pytest.mark.parametrize("revision", [D, E])
 
 @req("core-26")
 @pytest.mark.parametrize("ours", [SessionClosed, RemoteProtocolError, UsageError, ConnectionFailed])
-def test_what_happened_here_is_never_an_error_that_was_received(ours: type[McpError]) -> None:
+def test_local_errors_are_not_request_errors(ours: type[McpError]) -> None:
     assert issubclass(ours, McpError)
     assert not issubclass(ours, RequestError)
     assert not issubclass(ours, trio.TooSlowError)
@@ -51,9 +51,7 @@ def test_what_happened_here_is_never_an_error_that_was_received(ours: type[McpEr
 
 @BOTH
 @req("time-06")
-async def test_progress_does_not_put_off_the_end_of_a_callers_patience(
-    revision: str, autojump_clock: MockClock
-) -> None:
+async def test_progress_does_not_extend_the_timeout_of_the_caller(revision: str, autojump_clock: MockClock) -> None:
     server = Server("tireless")
 
     @server.tool
@@ -74,7 +72,9 @@ async def test_progress_does_not_put_off_the_end_of_a_callers_patience(
 
 @BOTH
 @req("tool-09")
-async def test_a_call_has_a_timeout_and_all_that_was_said_can_be_kept(revision: str, autojump_clock: MockClock) -> None:
+async def test_a_call_can_have_a_timeout_and_the_tap_gets_all_messages(
+    revision: str, autojump_clock: MockClock
+) -> None:
     said: list[tuple[str, bytes]] = []
     ours, theirs = memory_stream_pair()
     async with trio.open_nursery() as nursery:
@@ -91,8 +91,8 @@ async def test_a_call_has_a_timeout_and_all_that_was_said_can_be_kept(revision: 
 
 @BOTH
 @req("samp-09", "elic-09")
-async def test_how_often_a_server_may_ask_is_for_a_callback_to_say(revision: str, autojump_clock: MockClock) -> None:
-    """It may wait as long as it likes, and the server is only told when it has returned."""
+async def test_a_callback_can_limit_the_rate_of_questions(revision: str, autojump_clock: MockClock) -> None:
+    """A callback may wait as long as it needs.  The server gets the answer when the callback returns."""
     server = Server("curious")
 
     @server.tool
@@ -137,7 +137,7 @@ async def test_no_reference_in_a_servers_schema_is_fetched(reference: str, autoj
         }
         yield {"id": message["id"], "result": results[message["method"]]}
 
-    async with played(answer) as (stream, _), open_client(stream) as client:
+    async with scripted_stream(answer) as (stream, _), open_client(stream) as client:
         assert [each.name for each in await client.list_tools()] == ["t"]
         result = await client.call_tool("t")
         assert result.structured_content == {"x": 1}
@@ -149,7 +149,7 @@ async def test_no_reference_in_a_servers_schema_is_fetched(reference: str, autoj
     ("completion", "more"),
     [({"values": []}, None), ({"values": ["a"]}, None), ({"values": ["a"], "hasMore": True}, True)],
 )
-async def test_a_completion_may_be_a_part_of_what_there_is_or_nothing(
+async def test_a_completion_may_be_partial_or_empty(
     completion: dict[str, Any], more: bool | None, autojump_clock: MockClock
 ) -> None:
     def answer(message: dict[str, Any]) -> Any:
@@ -158,7 +158,7 @@ async def test_a_completion_may_be_a_part_of_what_there_is_or_nothing(
             found = {"completion": completion, "resultType": "complete"}
         yield {"id": message["id"], "result": found}
 
-    async with played(answer) as (stream, _), open_client(stream) as client:
+    async with scripted_stream(answer) as (stream, _), open_client(stream) as client:
         found = await client.complete(PromptReference("p"), "a", "v")
     assert list(found.values) == completion["values"]
     assert found.has_more is more
@@ -166,8 +166,8 @@ async def test_a_completion_may_be_a_part_of_what_there_is_or_nothing(
 
 @BOTH
 @req("elic-42")
-async def test_what_looks_like_a_url_in_a_form_is_text(revision: str, autojump_clock: MockClock) -> None:
-    """Nobody looks at it or changes it: what is shown, and how, is the callback's."""
+async def test_a_url_in_a_form_is_plain_text(revision: str, autojump_clock: MockClock) -> None:
+    """The client neither follows nor changes it.  The callback decides how to show it."""
     server = Server("linking")
     said = "See https://pay.example/?a=1&b=<2> first"
     asked = {"type": "object", "properties": {"name": {"type": "string", "description": said, "default": said}}}
@@ -189,11 +189,11 @@ async def test_what_looks_like_a_url_in_a_form_is_text(revision: str, autojump_c
 
 @BOTH
 @req("tool-01")
-async def test_a_call_is_shown_to_somebody_before_it_is_sent_and_may_be_denied(
+async def test_an_application_can_confirm_or_deny_a_call_before_it_is_sent(
     revision: str, autojump_clock: MockClock
 ) -> None:
-    """What a model wants is known before anything goes out, with all that the server says of the tool; a call that is
-    denied is not made, and the server hears nothing of it."""
+    """The application knows the call and the description of the tool before a message is sent.  A denied call is not
+    sent, and the server does not learn of it."""
     shown: list[tuple[str, str | None, dict[str, Any]]] = []
 
     def confirmed(tool: Tool, arguments: dict[str, Any]) -> bool:
@@ -225,10 +225,10 @@ async def test_a_call_is_shown_to_somebody_before_it_is_sent_and_may_be_denied(
 
 @req("ping-03", "ping-04", "ping-05")
 @pytest.mark.parametrize(("every", "patience"), [(30, 10), (2, 0.5)])
-async def test_a_connection_is_watched_as_often_and_as_patiently_as_its_host_wants(
+async def test_an_application_can_ping_with_its_own_interval_and_timeout(
     every: float, patience: float, autojump_clock: MockClock
 ) -> None:
-    """There is no ping unless somebody asks for it; a loop in the host's nursery is all that it takes."""
+    """The client sends no ping by itself.  The application pings in a loop in its own nursery."""
     asleep = trio.Event()
 
     def pings(heard: list[dict[str, Any]]) -> int:
@@ -247,7 +247,7 @@ async def test_a_connection_is_watched_as_often_and_as_patiently_as_its_host_wan
                 return
             await trio.sleep(every)
 
-    async with played(answer) as (stream, heard), trio.open_nursery() as nursery:
+    async with scripted_stream(answer) as (stream, heard), trio.open_nursery() as nursery:
         client = await connect_client(nursery, stream, revision=D)
         await trio.sleep(1000)
         assert pings(heard) == 0
@@ -267,7 +267,7 @@ async def test_a_connection_is_watched_as_often_and_as_patiently_as_its_host_wan
     ("revision", "code", "missing"),
     [(D, -32002, True), (D, -32602, True), (E, -32602, True), (E, -32002, True), (E, -32603, False)],
 )
-async def test_that_a_resource_is_not_there_is_understood_in_the_words_of_either_era(
+async def test_a_missing_resource_is_recognized_by_the_codes_of_both_eras(
     revision: str, code: int, missing: bool, autojump_clock: MockClock
 ) -> None:
     def answer(message: dict[str, Any]) -> Any:
@@ -277,7 +277,7 @@ async def test_that_a_resource_is_not_there_is_understood_in_the_words_of_either
             opened = INITIALIZED if message["method"] == "initialize" else DISCOVERED
             yield {"id": message["id"], "result": {**opened, "capabilities": {"resources": {}}}}
 
-    async with played(answer) as (stream, _), open_client(stream, revision=revision) as client:
+    async with scripted_stream(answer) as (stream, _), open_client(stream, revision=revision) as client:
         with pytest.raises(RequestError) as refused:
             await client.read_resource("notes://gone")
     assert isinstance(refused.value, ResourceNotFound) is missing
@@ -288,7 +288,7 @@ async def test_that_a_resource_is_not_there_is_understood_in_the_words_of_either
 @pytest.mark.parametrize(
     "params", [{"level": "loud", "data": 1}, {"level": "info"}, {"data": 1}, {"level": 3, "data": 1}]
 )
-async def test_a_log_message_that_is_none_is_told_and_reaches_no_callback(
+async def test_an_invalid_log_message_is_a_deviation_and_reaches_no_callback(
     params: dict[str, Any], autojump_clock: MockClock
 ) -> None:
     def answer(message: dict[str, Any]) -> Any:
@@ -304,7 +304,7 @@ async def test_a_log_message_that_is_none_is_told_and_reaches_no_callback(
     heard: list[Any] = []
     said: list[bytes] = []
     async with (
-        played(answer) as (stream, _),
+        scripted_stream(answer) as (stream, _),
         open_client(stream, revision=D, on_log=heard.append, tap=lambda way, data: said.append(bytes(data))) as client,
     ):
         await client.call_tool("t")

@@ -1,4 +1,4 @@
-"""A client's session by HTTP: with our own server in every revision, and with servers that do what they should not."""
+"""A client's session over HTTP: with a real server in each revision, and with faulty servers."""
 
 from __future__ import annotations
 
@@ -44,28 +44,28 @@ in_sessions = pytest.mark.parametrize("revision", SESSIONS)
 RESULT = {"content": [{"type": "text", "text": "done"}]}
 
 
-def playing(revision: str, handle: Handler) -> Handler:
+def opened_by(revision: str, handle: Handler) -> Handler:
     return modern(handle) if revision == E else legacy(handle)
 
 
-async def unasked(received: ReceivedRequest, out: ResponseWriter) -> None:
+async def unexpected(received: ReceivedRequest, out: ResponseWriter) -> None:
     raise AssertionError(f"{received.operation} was not to come")
 
 
-async def failing(bench: Bench, method: str = "tools/list", params: Any = None) -> McpError:
+async def error_of(bench: Bench, method: str = "tools/list", params: Any = None) -> McpError:
     with pytest.raises(McpError) as failed:
         await wait_or_fail(partial(bench.caller.request, method, params), "an outcome")
     return failed.value
 
 
-# With our own server.
+# With a real server.
 
 
 @contextlib.asynccontextmanager
-async def at(
+async def open_link_to(
     scripted: ScriptedServer, revision: str, *, over: Any = served, sse: bool = False, **options: Any
 ) -> AsyncIterator[Bench]:
-    """A link to our own server: over HTTP+SSE for the revision that has nothing else."""
+    """A link to a real server.  The oldest revision has only HTTP+SSE."""
     sse = sse or revision == A
     async with over(scripted.server, **(SSE_PATHS if sse else {}), **options) as web:
         url = f"http://{web.headers['Host']}{'/sse' if sse else '/mcp'}"
@@ -83,7 +83,7 @@ def text_of(result: dict[str, Any]) -> str:
 @in_all
 async def test_calls_are_answered_in_every_revision(revision: str, autojump_clock: MockClock) -> None:
     scripted = ScriptedServer()
-    async with at(scripted, revision) as bench:
+    async with open_link_to(scripted, revision) as bench:
         reports: list[float] = []
         result = await bench.caller.request("tools/list")
         assert [each["name"] for each in result["tools"]] == ["play"]
@@ -100,16 +100,14 @@ async def test_calls_are_answered_in_every_revision(revision: str, autojump_cloc
 
 
 @in_sessions
-async def test_calls_are_answered_by_the_old_transport_in_newer_revisions(
-    revision: str, autojump_clock: MockClock
-) -> None:
-    async with at(ScriptedServer(), revision, sse=True) as bench:
+async def test_calls_over_http_sse_are_answered_in_newer_revisions(revision: str, autojump_clock: MockClock) -> None:
+    async with open_link_to(ScriptedServer(), revision, sse=True) as bench:
         assert text_of(await bench.caller.request("tools/call", play_params("say hello"))) == "hello"
 
 
 @in_all
 async def test_calls_are_answered_over_sockets(revision: str) -> None:
-    async with at(ScriptedServer(), revision, over=listening) as bench:
+    async with open_link_to(ScriptedServer(), revision, over=listening) as bench:
         results: list[str] = []
 
         async def call(number: int) -> None:
@@ -127,7 +125,7 @@ async def test_leaving_a_call_stops_its_handler_and_the_session_goes_on(
     revision: str, autojump_clock: MockClock
 ) -> None:
     scripted = ScriptedServer()
-    async with at(scripted, revision) as bench:
+    async with open_link_to(scripted, revision) as bench:
         with trio.move_on_after(5):
             await bench.caller.request("tools/call", play_params("wait x", name="long"))
         await wait_all_tasks_blocked()
@@ -137,10 +135,10 @@ async def test_leaving_a_call_stops_its_handler_and_the_session_goes_on(
 
 @req("http-125")
 @pytest.mark.parametrize("revision", [A, *SESSIONS])
-async def test_what_a_server_asks_in_a_call_is_answered(revision: str, autojump_clock: MockClock) -> None:
+async def test_questions_of_a_server_in_a_call_are_answered(revision: str, autojump_clock: MockClock) -> None:
     scripted = ScriptedServer()
     method, answer, _ = QUESTIONS["sample"]
-    async with at(scripted, revision) as bench:
+    async with open_link_to(scripted, revision) as bench:
         bench.recorder.answers[method] = lambda call: answer
         result = await bench.caller.request(
             "tools/call", play_params("sample", "say asked"), on_progress=lambda *_: None
@@ -151,11 +149,9 @@ async def test_what_a_server_asks_in_a_call_is_answered(revision: str, autojump_
 
 @req("http-31", "http-32")
 @in_sessions
-async def test_what_belongs_to_no_request_is_heard_on_a_stream_of_its_own(
-    revision: str, autojump_clock: MockClock
-) -> None:
+async def test_messages_without_a_request_arrive_on_the_event_stream(revision: str, autojump_clock: MockClock) -> None:
     scripted = ScriptedServer()
-    async with at(scripted, revision) as bench:
+    async with open_link_to(scripted, revision) as bench:
         bench.nursery.start_soon(bench.link.run_event_stream)
         await wait_all_tasks_blocked()
         scripted.server.notify_list_changed("tools")
@@ -163,15 +159,15 @@ async def test_what_belongs_to_no_request_is_heard_on_a_stream_of_its_own(
         assert [each.notification.method for each in bench.recorder.notices] == [TOOLS]
 
 
-async def test_a_modern_session_has_no_such_stream(autojump_clock: MockClock) -> None:
-    async with at(ScriptedServer(), E) as bench:
+async def test_a_modern_session_has_no_event_stream(autojump_clock: MockClock) -> None:
+    async with open_link_to(ScriptedServer(), E) as bench:
         await bench.link.run_event_stream()  # returns
 
 
 @req("http-41", "http-44", "http-48", "http-50")
-async def test_a_call_goes_on_where_the_server_has_hung_up(autojump_clock: MockClock) -> None:
+async def test_a_call_resumes_after_the_server_closed_its_stream(autojump_clock: MockClock) -> None:
     scripted = ScriptedServer()
-    async with at(scripted, D) as bench:
+    async with open_link_to(scripted, D) as bench:
         reports: list[float] = []
         start = trio.current_time()
         steps = play_params("progress", "hang-up 7", "progress", "say back")
@@ -201,7 +197,7 @@ async def test_closing_ends_the_session_at_the_server(revision: str, autojump_cl
 @in_all
 async def test_closing_ends_every_call_at_once(revision: str, autojump_clock: MockClock) -> None:
     scripted = ScriptedServer()
-    async with at(scripted, revision) as bench:
+    async with open_link_to(scripted, revision) as bench:
         ended: list[str] = []
 
         async def call() -> None:
@@ -225,14 +221,14 @@ async def test_a_session_that_the_server_ended_is_lost(revision: str, autojump_c
     async with served(scripted.server) as web, open_http_link(web.connect, [revision]) as bench:
         gone = await web.end(bench.link._sender.session_id)
         assert gone.status in (200, 202, 204)
-        failed = await failing(bench)
+        failed = await error_of(bench)
         assert isinstance(failed, SessionLost)
         assert failed.request_may_have_run is False
         assert isinstance(bench.recorder.failure, SessionLost)
 
 
 @in_all
-async def test_the_callers_own_headers_go_with_everything(revision: str, autojump_clock: MockClock) -> None:
+async def test_own_headers_are_sent_with_each_request(revision: str, autojump_clock: MockClock) -> None:
     seen: list[Any] = []
 
     async def authenticate(request: Any) -> str | None:
@@ -250,10 +246,10 @@ async def test_the_callers_own_headers_go_with_everything(revision: str, autojum
             await bench.caller.request("tools/list", headers=(("authorization", "Bearer own"),))
     assert "Bearer own" in seen
     assert None not in seen
-    assert len(set(seen)) == len(seen)  # asked for each time
+    assert len(set(seen)) == len(seen)  # the headers function is called for each request
 
 
-# What is sent.
+# Requests.
 
 
 @pytest.mark.parametrize(
@@ -261,7 +257,7 @@ async def test_the_callers_own_headers_go_with_everything(revision: str, autojum
 )
 @pytest.mark.parametrize("of", ["all", "one"])
 async def test_a_caller_cannot_replace_the_headers_of_the_protocol(name: str, of: str) -> None:
-    async with scripted_server(modern(unasked)) as server:
+    async with scripted_server(modern(unexpected)) as server:
         mine: list[tuple[str, str]] = []
         async with open_http_link(server.connect, [E], headers=lambda: tuple(mine)) as bench:
             given = ((name, "s3cret"),)
@@ -297,7 +293,7 @@ async def test_arguments_of_a_tool_go_into_headers() -> None:
 
 @req("http-55", "http-61", "http-62", "http-63", "http-119", "http-32")
 @in_sessions
-async def test_the_session_and_its_version_go_with_everything_after_the_opening(revision: str) -> None:
+async def test_session_id_and_version_are_sent_with_each_later_request(revision: str) -> None:
     async def answer(received: ReceivedRequest, out: ResponseWriter) -> None:
         if received.operation == "GET":
             await out.reply(405)
@@ -317,10 +313,10 @@ async def test_the_session_and_its_version_go_with_everything_after_the_opening(
     assert bench.recorder.mistakes == []
 
 
-async def test_nothing_overtakes_the_end_of_the_handshake(autojump_clock: MockClock) -> None:
+async def test_no_message_overtakes_the_end_of_the_handshake(autojump_clock: MockClock) -> None:
     go = trio.Event()
 
-    async def playing(received: ReceivedRequest, out: ResponseWriter) -> None:
+    async def opened_by(received: ReceivedRequest, out: ResponseWriter) -> None:
         if received.operation == "notifications/initialized":
             await go.wait()
             await out.reply(202)
@@ -330,21 +326,21 @@ async def test_nothing_overtakes_the_end_of_the_handshake(autojump_clock: MockCl
     async def answer(received: ReceivedRequest, out: ResponseWriter) -> None:
         await out.json(received.answer({"tools": []}))
 
-    async with scripted_server(playing) as server, open_http_link(server.connect, [D]) as bench:
+    async with scripted_server(opened_by) as server, open_http_link(server.connect, [D]) as bench:
         async with trio.open_nursery() as nursery:
             nursery.start_soon(bench.caller.request, "tools/list")
             with trio.move_on_after(1):
-                await bench.caller.request("ping")  # which is given up before it was sent
+                await bench.caller.request("ping")  # is cancelled before it is sent
             await wait_all_tasks_blocked()
             assert server.operations == ["initialize", "notifications/initialized"]
             go.set()
-        # Nor is the server told of the end of what it has never seen.
+        # The server gets no cancellation of a request that was never sent.
         assert server.operations == ["initialize", "notifications/initialized", "tools/list"]
 
 
 @req("cancel-15", "cancel-19", "http-29")
 @streamable
-async def test_giving_up_closes_the_response_and_says_so_only_where_that_is_the_rule(
+async def test_cancelling_closes_the_response_and_notifies_legacy_servers(
     revision: str, autojump_clock: MockClock
 ) -> None:
     async def hold(received: ReceivedRequest, out: ResponseWriter) -> None:
@@ -354,19 +350,22 @@ async def test_giving_up_closes_the_response_and_says_so_only_where_that_is_the_
             await out.begin()
             await out.wait_for_close()
 
-    async with scripted_server(playing(revision, hold)) as server, open_http_link(server.connect, [revision]) as bench:
+    async with (
+        scripted_server(opened_by(revision, hold)) as server,
+        open_http_link(server.connect, [revision]) as bench,
+    ):
         with trio.move_on_after(3):
             await bench.caller.request("tools/list")
         await wait_all_tasks_blocked()
         told = [each.message["params"] for each in server.requests if each.operation == "notifications/cancelled"]
         [id] = [each.id for each in server.requests if each.operation == "tools/list"]
         assert [each["requestId"] for each in told] == ([] if revision == E else [id])
-        # Its connection was closed, or is read on: a gateway may say more by it.
+        # The connection is closed in the modern era.  In the legacy era it is read on: a gateway may send more on it.
         assert server.abandoned == (["tools/list"] if revision == E else [])
 
 
 @req("http-13")
-async def test_a_request_by_a_modern_server_is_not_answered() -> None:
+async def test_a_request_of_a_modern_server_is_not_answered() -> None:
     async def ask(received: ReceivedRequest, out: ResponseWriter) -> None:
         await out.begin()
         await out.event({"jsonrpc": "2.0", "id": 7, "method": "ping"})
@@ -380,7 +379,7 @@ async def test_a_request_by_a_modern_server_is_not_answered() -> None:
         assert len(bench.recorder.mistakes) == 1
 
 
-# What comes back, and should not.
+# Invalid replies.
 
 
 def event(value: Any) -> bytes:
@@ -409,9 +408,9 @@ def stream(*pieces: bytes, ends: bool = True, cut: bool = False) -> Handler:
     return handle
 
 
-def says(raw: bytes) -> Handler:
+def raw_reply(raw_stream: bytes) -> Handler:
     async def handle(received: ReceivedRequest, out: ResponseWriter) -> None:
-        await out.write(raw)
+        await out.write(raw_stream)
         out.close()
 
     return handle
@@ -452,10 +451,12 @@ BAD = {
     "redirect in circles": (reply(307, Location="/mcp"), RemoteProtocolError, "more than 5 times"),
     "too busy": (reply(503, **{"Retry-After": "3600"}), NoResponse, "3600 seconds"),
     "always busy": (reply(429, **{"Retry-After": "2"}), NoResponse, "HTTP 429"),
-    "closed": (says(b""), NoResponse, "tools/list has no answer"),
-    "no HTTP": (says(b"SSH-2.0-OpenSSH_9.6\r\n\r\n"), NoResponse, "tools/list has no answer"),
-    "half a head": (says(b"HTTP/1.1 200 OK\r\nContent-"), NoResponse, "tools/list has no answer"),
-    "half a body": (says(b"HTTP/1.1 200 OK\r\nContent-Length: 9\r\n\r\n{"), NoResponse, "tools/list has no answer"),
+    "closed": (raw_reply(b""), NoResponse, "tools/list has no answer"),
+    "no HTTP": (raw_reply(b"SSH-2.0-OpenSSH_9.6\r\n\r\n"), NoResponse, "tools/list has no answer"),
+    "half a head": (raw_reply(b"HTTP/1.1 200 OK\r\nContent-"), NoResponse, "tools/list has no answer"),
+    "half a body": (
+        raw_reply(b"HTTP/1.1 200 OK\r\nContent-Length: 9\r\n\r\n{"), NoResponse, "tools/list has no answer",
+    ),
     "empty stream": (stream(), RemoteProtocolError, "the stream ended before the answer"),
     "stream cut": (stream(event(REPORT), cut=True), NoResponse, "the stream ended before the answer"),
     "stream of junk": (stream(event(b"junk"), b"data\r\r\n\n: \xff"), RemoteProtocolError, "the stream ended"),
@@ -471,30 +472,30 @@ BAD = {
 @req("http-05", "http-114")
 @pytest.mark.parametrize("revision", [D, E])
 @pytest.mark.parametrize("case", BAD)
-async def test_a_call_that_cannot_be_answered_fails_alone_and_says_why(
+async def test_a_call_with_an_invalid_reply_fails_alone_with_the_reason(
     case: str, revision: str, autojump_clock: MockClock
 ) -> None:
     bad, kind, why = BAD[case]
     good = False
 
     async def handle(received: ReceivedRequest, out: ResponseWriter) -> None:
-        if received.operation == "answer":  # of junk that may have been a request
+        if received.operation == "answer":  # the answer to an invalid request
             await out.reply(202)
         else:
             await (answers(lambda received: received.answer({"tools": []})) if good else bad)(received, out)
 
     async with (
-        scripted_server(playing(revision, handle)) as server,
+        scripted_server(opened_by(revision, handle)) as server,
         open_http_link(server.connect, [revision]) as bench,
     ):
         start = trio.current_time()
-        failed = await failing(bench)
+        failed = await error_of(bench)
         assert type(failed) is kind
         assert why in str(failed)
         if case.isdigit() and hasattr(failed, "status"):
             assert failed.status == int(case)
         assert getattr(failed, "challenge", "") == ("Bearer" if case == "401" else "")
-        assert ("headers to send a token" in str(failed)) is (case == "401")  # where that would help
+        assert ("headers to send a token" in str(failed)) is (case == "401")  # only there a token can help
         assert SESSION not in str(failed)
         assert trio.current_time() - start <= (2 if case == "always busy" else 0)
         good = True
@@ -502,20 +503,20 @@ async def test_a_call_that_cannot_be_answered_fails_alone_and_says_why(
 
 
 @pytest.mark.parametrize("revision", [D, E])
-async def test_how_a_connection_broke_is_the_cause(revision: str) -> None:
+async def test_the_fault_of_a_connection_is_the_cause_of_the_error(revision: str) -> None:
     async with (
-        scripted_server(playing(revision, says(b""))) as server,
+        scripted_server(opened_by(revision, raw_reply(b""))) as server,
         open_http_link(server.connect, [revision]) as bench,
     ):
-        failed = await failing(bench)
+        failed = await error_of(bench)
         assert isinstance(failed, NoResponse)
         assert failed.request_may_have_run
         assert isinstance(failed.__cause__, ReplyBroken)
         server.refuses_connections = True
-        refused = await failing(bench)
+        refused = await error_of(bench)
         assert isinstance(refused, ConnectionFailed)
         server.refuses_connections = False
-        bench.link._sender.session_id = None  # nothing to say goodbye to
+        bench.link._sender.session_id = None  # no session to end
 
 
 @pytest.mark.parametrize("revision", [D, E])
@@ -529,10 +530,10 @@ async def test_an_answer_beyond_the_limit_fails_its_call_alone(revision: str, st
 
     limits = Limits(message_bytes=4000)
     async with (
-        scripted_server(playing(revision, handle)) as server,
+        scripted_server(opened_by(revision, handle)) as server,
         open_http_link(server.connect, [revision], limits=limits) as bench,
     ):
-        failed = await failing(bench)
+        failed = await error_of(bench)
         assert isinstance(failed, RemoteProtocolError if streams else ReplyTooLong)
         assert "4000" in str(failed)
         long = False
@@ -541,13 +542,13 @@ async def test_an_answer_beyond_the_limit_fails_its_call_alone(revision: str, st
 
 @pytest.mark.parametrize("revision", [D, E])
 @pytest.mark.parametrize("streams", [False, True])
-async def test_an_id_that_comes_back_as_a_string_is_put_right_and_told(revision: str, streams: bool) -> None:
+async def test_an_id_returned_as_a_string_is_accepted_as_a_deviation(revision: str, streams: bool) -> None:
     async def handle(received: ReceivedRequest, out: ResponseWriter) -> None:
         result = {**received.answer({"tools": []}), "id": str(received.id)}
         await (stream(event(result)) if streams else answers(lambda received: result))(received, out)
 
     async with (
-        scripted_server(playing(revision, handle)) as server,
+        scripted_server(opened_by(revision, handle)) as server,
         open_http_link(server.connect, [revision]) as bench,
     ):
         assert await bench.caller.request("tools/list") == {"tools": []}
@@ -556,17 +557,19 @@ async def test_an_id_that_comes_back_as_a_string_is_put_right_and_told(revision:
 
 @req("http-112")
 @pytest.mark.parametrize("size", [1, 2, 3, 7, 1000])
-async def test_events_may_be_split_and_joined_anywhere_and_comments_are_nothing(size: int) -> None:
+async def test_events_may_be_split_anywhere_and_comments_are_ignored(size: int) -> None:
     async def handle(received: ReceivedRequest, out: ResponseWriter) -> None:
         result = received.answer({"tools": [], "text": "\u2028 \u2029 \x85 \n"})
         data = b"\xef\xbb\xbf: hello\n\n" + b"".join(map(event, [REPORT, REPORT]))
         data += b"event: ping\ndata: 3\n\n: keep-alive\n\n"
         data += b"data: " + json.dumps(result, ensure_ascii=False).encode() + b"\r\n\r\n" + event(REPORT)
-        await stream(*(data[at : at + size] for at in range(0, len(data), size)))(received, out)
+        await stream(*(data[open_link_to : open_link_to + size] for open_link_to in range(0, len(data), size)))(
+            received, out
+        )
 
     async with scripted_server(legacy(handle)) as server, open_http_link(server.connect, [D]) as bench:
         assert await bench.caller.request("tools/list") == {"tools": [], "text": "\u2028 \u2029 \x85 \n"}
-        # What follows the answer is not heard any more.
+        # Events after the answer are ignored.
         assert [each.notification.method for each in bench.recorder.notices] == ["notifications/message"] * 2
 
 
@@ -584,13 +587,13 @@ async def test_a_connection_is_kept_when_its_stream_ends_soon_after_the_answer(a
             pause = seconds
             start = trio.current_time()
             await bench.caller.request("tools/list")
-            assert trio.current_time() == start  # the answer is there, and not held back for the end of its stream
+            assert trio.current_time() == start  # the answer does not wait for the end of its stream
             await trio.sleep(10)
             assert len(server.connections) == count
 
 
 @pytest.mark.parametrize("status", [429, 503])
-async def test_a_busy_server_is_asked_once_more_when_it_said(status: int, autojump_clock: MockClock) -> None:
+async def test_a_busy_server_gets_one_more_request_after_its_retry_time(status: int, autojump_clock: MockClock) -> None:
     then = answers(lambda received: received.answer({"tools": []}))
     handle = first(reply(status, **{"Retry-After": "5"}), then=then)
     async with scripted_server(modern(handle)) as server, open_http_link(server.connect, [E]) as bench:
@@ -603,23 +606,23 @@ async def test_a_busy_server_is_asked_once_more_when_it_said(status: int, autoju
 async def test_a_session_that_ended_while_its_server_was_busy_is_lost(autojump_clock: MockClock) -> None:
     handle = legacy(first(reply(503, **{"Retry-After": "5"}), then=reply(404)))
     async with scripted_server(handle) as server, open_http_link(server.connect, [D]) as bench:
-        lost = await failing(bench)
+        lost = await error_of(bench)
         assert isinstance(lost, SessionLost)
         assert not lost.request_may_have_run
 
 
-async def test_headers_that_a_busy_server_refuses_later_are_told_apart(autojump_clock: MockClock) -> None:
+async def test_a_header_mismatch_after_a_busy_reply_is_recognized(autojump_clock: MockClock) -> None:
     refused = answers(lambda received: received.error(-32020), 400)
     handle = modern(first(reply(503, **{"Retry-After": "5"}), then=refused))
     async with scripted_server(handle) as server, open_http_link(server.connect, [E]) as bench:
-        assert isinstance(await failing(bench, "tools/call", {"name": "t"}), HeadersRefused)
+        assert isinstance(await error_of(bench, "tools/call", {"name": "t"}), HeadersRefused)
 
 
 @pytest.mark.parametrize("through", [True, False])
-async def test_an_answer_of_ours_waits_as_long_as_the_server_says_and_no_longer_for_its_reply(
+async def test_an_answer_is_sent_after_the_retry_time_and_its_reply_has_a_timeout(
     through: bool, autojump_clock: MockClock
 ) -> None:
-    busy, at = reply(429, **{"Retry-After": "40"}), list[float]()
+    busy, open_link_to = reply(429, **{"Retry-After": "40"}), list[float]()
 
     async def silent(received: ReceivedRequest, out: ResponseWriter) -> None:
         await out.wait_for_close()
@@ -627,7 +630,7 @@ async def test_an_answer_of_ours_waits_as_long_as_the_server_says_and_no_longer_
     posts = first(busy, then=reply(202) if through else silent)
 
     async def handle(received: ReceivedRequest, out: ResponseWriter) -> None:
-        at.append(trio.current_time())
+        open_link_to.append(trio.current_time())
         await posts(received, out)
 
     roots = {"roots": {"listChanged": True}}
@@ -638,7 +641,7 @@ async def test_an_answer_of_ours_waits_as_long_as_the_server_says_and_no_longer_
         start = trio.current_time()
         bench.caller.notify("notifications/roots/list_changed")
         await trio.sleep(40 + 29)
-        assert at == [start, start + 40]
+        assert open_link_to == [start, start + 40]
         assert bench.recorder.mistakes == []
         await trio.sleep(2)
         assert len(bench.recorder.mistakes) == (not through)
@@ -648,19 +651,19 @@ async def test_an_answer_of_ours_waits_as_long_as_the_server_says_and_no_longer_
     ("status", "fields", "times"),
     [
         *((status, {}, [0, 0, 1, 3]) for status in (408, 429, 502, 503, 504)),
-        (503, {"Retry-After": "1"}, [0, 1, 1, 2]),  # as of a server whose store is away
+        (503, {"Retry-After": "1"}, [0, 1, 1, 2]),  # as a server without its store replies
     ],
 )
-async def test_an_answer_is_sent_again_while_a_proxy_says_that_its_server_is_away(
+async def test_an_answer_is_sent_again_while_the_server_is_unavailable(
     status: int, fields: dict[str, str], times: list[float], autojump_clock: MockClock
 ) -> None:
-    away, at, answered = reply(status, **fields), list[float](), trio.Event()
+    away, open_link_to, answered = reply(status, **fields), list[float](), trio.Event()
 
     async def handle(received: ReceivedRequest, out: ResponseWriter) -> None:
         if received.operation == "answer":
-            at.append(trio.current_time())
-            await (away if len(at) < 4 else reply(202))(received, out)
-            if len(at) == 4:
+            open_link_to.append(trio.current_time())
+            await (away if len(open_link_to) < 4 else reply(202))(received, out)
+            if len(open_link_to) == 4:
                 answered.set()
         elif received.operation == "tools/list":
             await out.begin()
@@ -669,55 +672,51 @@ async def test_an_answer_is_sent_again_while_a_proxy_says_that_its_server_is_awa
             await out.event(received.answer({"tools": []}))
             await out.end()
         else:
-            await legacy(unasked)(received, out)
+            await legacy(unexpected)(received, out)
 
     async with scripted_server(handle) as server, open_http_link(server.connect, [D]) as bench:
         with trio.fail_after(60):
             assert await bench.caller.request("tools/list") == {"tools": []}
-        assert [seconds - at[0] for seconds in at] == times
+        assert [seconds - open_link_to[0] for seconds in open_link_to] == times
         assert bench.recorder.mistakes == []
 
 
 @pytest.mark.parametrize("fields", [{}, {"Retry-After": "1"}])
-async def test_an_answer_that_is_always_refused_ends_the_session(
-    fields: dict[str, str], autojump_clock: MockClock
-) -> None:
-    at: list[float] = []
+async def test_an_answer_refused_each_time_ends_the_session(fields: dict[str, str], autojump_clock: MockClock) -> None:
+    open_link_to: list[float] = []
 
     async def handle(received: ReceivedRequest, out: ResponseWriter) -> None:
         if received.operation == "answer":
-            at.append(trio.current_time())
+            open_link_to.append(trio.current_time())
             await reply(503, **fields)(received, out)
         elif received.operation == "tools/list":
             await out.begin()
             await out.event({"jsonrpc": "2.0", "id": "s", "method": "ping"})
             await trio.sleep_forever()
         else:
-            await legacy(unasked)(received, out)
+            await legacy(unexpected)(received, out)
 
     async with scripted_server(handle) as server, open_http_link(server.connect, [D]) as bench:
         with trio.fail_after(100), pytest.raises(SessionLost, match="an answer did not reach the server: HTTP 503"):
             await bench.caller.request("tools/list")
-        assert len(at) in (9, 10)
-        assert 60 <= at[-1] - at[0] <= 61
+        assert len(open_link_to) in (9, 10)
+        assert 60 <= open_link_to[-1] - open_link_to[0] <= 61
 
 
 @pytest.mark.parametrize("times", [1, 3, 4])
-async def test_the_end_of_the_handshake_is_sent_again_while_a_proxy_says_that_its_server_is_away(
-    times: int, autojump_clock: MockClock
-) -> None:
-    at: list[float] = []
+async def test_the_end_of_the_handshake_is_repeated_while_unavailable(times: int, autojump_clock: MockClock) -> None:
+    open_link_to: list[float] = []
 
     async def handle(received: ReceivedRequest, out: ResponseWriter) -> None:
         if received.operation == "notifications/initialized":
-            at.append(trio.current_time())
-            await reply(502 if len(at) <= times else 202)(received, out)
+            open_link_to.append(trio.current_time())
+            await reply(502 if len(open_link_to) <= times else 202)(received, out)
         else:
             await legacy(answers(lambda received: received.answer({"tools": []})))(received, out)
 
     async with scripted_server(handle) as server, open_http_link(server.connect, [D]) as bench:
         assert await bench.caller.request("tools/list") == {"tools": []}
-        assert [seconds - at[0] for seconds in at] == [0, 0, 1, 3][: times + 1]
+        assert [seconds - open_link_to[0] for seconds in open_link_to] == [0, 0, 1, 3][: times + 1]
         assert len(bench.recorder.mistakes) == (times == 4)
 
 
@@ -733,17 +732,17 @@ async def test_the_end_of_the_handshake_is_sent_again_while_a_proxy_says_that_it
 async def test_attempts_to_end_the_handshake_count_if_the_server_may_have_received_them(
     ways: list[str], times: list[float], mistakes: int, autojump_clock: MockClock
 ) -> None:
-    opened, at = False, list[float]()
+    opened, open_link_to = False, list[float]()
 
     async def handle(received: ReceivedRequest, out: ResponseWriter) -> None:
         nonlocal opened
         if received.operation == "initialize":
-            await legacy(unasked)(received, out)
+            await legacy(unexpected)(received, out)
             opened = True
             out.close()  # so that each attempt needs a connection
         elif received.operation == "notifications/initialized":
-            way = ways[len(at)]
-            at.append(trio.current_time())
+            way = ways[len(open_link_to)]
+            open_link_to.append(trio.current_time())
             if way == "silent":
                 await out.wait_for_close()
             elif way != "cut":
@@ -755,14 +754,14 @@ async def test_attempts_to_end_the_handshake_count_if_the_server_may_have_receiv
     async with scripted_server(handle) as server:
 
         async def connect() -> trio.abc.Stream:
-            if opened and len(at) < len(ways) and ways[len(at)] == "refused":
-                at.append(trio.current_time())
+            if opened and len(open_link_to) < len(ways) and ways[len(open_link_to)] == "refused":
+                open_link_to.append(trio.current_time())
                 raise OSError("nobody listens here")
             return await server.connect()
 
         async with open_http_link(connect, [D]) as bench:
             assert await bench.caller.request("tools/list") == {"tools": []}
-            assert [seconds - at[0] for seconds in at] == times
+            assert [seconds - open_link_to[0] for seconds in open_link_to] == times
             assert len(bench.recorder.mistakes) == mistakes
 
 
@@ -809,7 +808,7 @@ async def test_an_answer_without_a_token_is_sent_again_only_if_there_may_be_one_
         assert ("answer" in server.operations) == (attempts == 3)
 
 
-async def test_a_busy_server_gets_the_connection_of_a_cancelled_call_back(autojump_clock: MockClock) -> None:
+async def test_cancelling_a_call_closes_its_connection_to_a_busy_server(autojump_clock: MockClock) -> None:
     async def handle(received: ReceivedRequest, out: ResponseWriter) -> None:
         if received.operation == "tools/call":
             await out.begin()
@@ -829,8 +828,8 @@ async def test_a_busy_server_gets_the_connection_of_a_cancelled_call_back(autoju
         assert server.abandoned == ["tools/call"]
 
 
-async def test_a_batch_of_answers_is_sent_again_too(autojump_clock: MockClock) -> None:
-    at, answered = list[float](), trio.Event()
+async def test_a_batch_of_answers_is_sent_again(autojump_clock: MockClock) -> None:
+    open_link_to, answered = list[float](), trio.Event()
 
     async def handle(received: ReceivedRequest, out: ResponseWriter) -> None:
         if received.operation == "tools/list":
@@ -840,15 +839,15 @@ async def test_a_batch_of_answers_is_sent_again_too(autojump_clock: MockClock) -
             await out.event(received.answer({"tools": []}))
             await out.end()
         else:  # the batch
-            at.append(trio.current_time())
-            await reply(503 if len(at) < 3 else 202)(received, out)
-            if len(at) == 3:
+            open_link_to.append(trio.current_time())
+            await reply(503 if len(open_link_to) < 3 else 202)(received, out)
+            if len(open_link_to) == 3:
                 answered.set()
 
     async with scripted_server(legacy(handle)) as server, open_http_link(server.connect, [B]) as bench:
         with trio.fail_after(60):
             assert await bench.caller.request("tools/list") == {"tools": []}
-        assert [seconds - at[0] for seconds in at] == [0, 0, 1]
+        assert [seconds - open_link_to[0] for seconds in open_link_to] == [0, 0, 1]
         assert bench.recorder.mistakes == []
 
 
@@ -858,7 +857,7 @@ async def test_a_redirect_within_the_origin_is_followed(revision: str) -> None:
         if received.target == "/mcp":
             await out.reply(307, headers={"Location": "/mcp/"})
         else:
-            await playing(revision, answers(lambda received: received.answer({"tools": []})))(received, out)
+            await opened_by(revision, answers(lambda received: received.answer({"tools": []})))(received, out)
 
     async with scripted_server(handle) as server, open_http_link(server.connect, [revision]) as bench:
         assert await bench.caller.request("tools/list") == {"tools": []}
@@ -866,37 +865,37 @@ async def test_a_redirect_within_the_origin_is_followed(revision: str) -> None:
 
 
 @pytest.mark.parametrize("times", [5, 6])
-async def test_five_redirects_are_followed_and_no_more(times: int) -> None:
+async def test_at_most_five_redirects_are_followed(times: int) -> None:
     async def handle(received: ReceivedRequest, out: ResponseWriter) -> None:
         if (number := len(received.target) - len("/mcp")) < times:
             await out.reply(307, headers={"Location": f"/mcp{'/' * (number + 1)}"})
         else:
             await answers(lambda received: received.answer({"tools": []}))(received, out)
 
-    async def playing(received: ReceivedRequest, out: ResponseWriter) -> None:
-        await (handle if received.operation == "tools/list" else modern(unasked))(received, out)
+    async def opened_by(received: ReceivedRequest, out: ResponseWriter) -> None:
+        await (handle if received.operation == "tools/list" else modern(unexpected))(received, out)
 
-    async with scripted_server(playing) as server, open_http_link(server.connect, [E]) as bench:
+    async with scripted_server(opened_by) as server, open_http_link(server.connect, [E]) as bench:
         if times == 5:
             assert await bench.caller.request("tools/list") == {"tools": []}
         else:
-            assert "redirects more than 5 times" in str(await failing(bench))
+            assert "redirects more than 5 times" in str(await error_of(bench))
     assert server.operations.count("tools/list") == 6
 
 
-async def test_refused_headers_are_told_apart(autojump_clock: MockClock) -> None:
+async def test_a_header_mismatch_is_a_distinct_error(autojump_clock: MockClock) -> None:
     refuse = answers(lambda received: received.error(-32020, "Mcp-Param-Region is missing"), 400)
     async with scripted_server(modern(refuse)) as server, open_http_link(server.connect, [E]) as bench:
-        failed = await failing(bench, "tools/call", {"name": "t"})
+        failed = await error_of(bench, "tools/call", {"name": "t"})
         assert isinstance(failed, HeadersRefused)
         assert failed.error.code == -32020
-        assert isinstance(await failing(bench, "tools/list"), RequestError)
+        assert isinstance(await error_of(bench, "tools/list"), RequestError)
 
 
 # Sessions.
 
 
-async def test_all_that_met_the_end_of_a_session_has_not_run_and_the_rest_may_have(autojump_clock: MockClock) -> None:
+async def test_a_lost_session_knows_which_requests_have_not_run(autojump_clock: MockClock) -> None:
     gone = trio.Event()
 
     async def handle(received: ReceivedRequest, out: ResponseWriter) -> None:
@@ -914,7 +913,7 @@ async def test_all_that_met_the_end_of_a_session_has_not_run_and_the_rest_may_ha
         ran: dict[str, bool] = {}
 
         async def call(name: str) -> None:
-            failed = await failing(bench, "tools/call", {"name": name})
+            failed = await error_of(bench, "tools/call", {"name": name})
             assert isinstance(failed, SessionLost)
             ran[name] = failed.request_may_have_run
 
@@ -926,14 +925,14 @@ async def test_all_that_met_the_end_of_a_session_has_not_run_and_the_rest_may_ha
             gone.set()
             await wait_all_tasks_blocked()
             assert ran == {"one": False, "two": False, "three": False}
-            await call("late")  # while it is not known yet what becomes of the others
+            await call("late")  # the outcome of the others is not known yet
         assert ran == {"one": False, "two": False, "three": False, "late": False, "streaming": True, "silent": True}
         assert trio.current_time() - start <= 1
     assert "DELETE" not in server.operations
 
 
-def breaking(*connections: Handler) -> tuple[Handler, list[ReceivedRequest]]:
-    """One connection after the other."""
+def streams_in_turn(*connections: Handler) -> tuple[Handler, list[ReceivedRequest]]:
+    """A handler that calls one handler after the other, and the list of the GET requests."""
     rest, gets = list(connections), list[ReceivedRequest]()
 
     async def handle(received: ReceivedRequest, out: ResponseWriter) -> None:
@@ -954,10 +953,10 @@ ANSWER = {"jsonrpc": "2.0", "id": 2, "result": {"tools": []}}  # initialize had 
 @req("http-41", "http-44", "http-48", "http-50")
 @in_sessions
 @pytest.mark.parametrize(("cut", "away"), [(False, 503), (True, 503), (True, 408)])
-async def test_a_stream_that_breaks_is_taken_up_after_its_last_event(
+async def test_a_broken_stream_is_resumed_after_its_last_event(
     revision: str, cut: bool, away: int, autojump_clock: MockClock
 ) -> None:
-    handle, gets = breaking(
+    handle, gets = streams_in_turn(
         stream(with_id("e1", retry=3000), with_id("e2", REPORT), cut=cut),
         reply(away),
         stream(cut=cut),
@@ -973,23 +972,23 @@ async def test_a_stream_that_breaks_is_taken_up_after_its_last_event(
 
 
 @req("http-114")
-async def test_a_modern_stream_is_not_taken_up(autojump_clock: MockClock) -> None:
-    handle, gets = breaking(stream(with_id("e1", REPORT), cut=True))
+async def test_a_modern_stream_is_not_resumed(autojump_clock: MockClock) -> None:
+    handle, gets = streams_in_turn(stream(with_id("e1", REPORT), cut=True))
     async with scripted_server(modern(handle)) as server, open_http_link(server.connect, [E]) as bench:
-        failed = await failing(bench)
+        failed = await error_of(bench)
         assert isinstance(failed, NoResponse)
         assert isinstance(failed.__cause__, ReplyBroken)
         assert gets == []
 
 
-async def test_a_stream_is_given_up_when_the_server_does_not_come_back(autojump_clock: MockClock) -> None:
-    handle, gets = breaking(stream(with_id("e1", REPORT), cut=True))
+async def test_resuming_a_stream_ends_if_the_server_does_not_come_back(autojump_clock: MockClock) -> None:
+    handle, gets = streams_in_turn(stream(with_id("e1", REPORT), cut=True))
     async with scripted_server(legacy(handle)) as server, open_http_link(server.connect, [D]) as bench:
         start = trio.current_time()
         async with trio.open_nursery() as nursery:
 
             async def call() -> None:
-                failed = await failing(bench)
+                failed = await error_of(bench)
                 assert isinstance(failed, NoResponse)
                 assert isinstance(failed.__cause__, ConnectionFailed)
 
@@ -1002,12 +1001,12 @@ async def test_a_stream_is_given_up_when_the_server_does_not_come_back(autojump_
 
 
 @pytest.mark.parametrize(("status", "kind"), [(404, SessionLost), (401, Unauthorized), (405, RemoteProtocolError)])
-async def test_a_stream_that_cannot_be_taken_up_ends_its_call(
+async def test_a_stream_that_cannot_be_resumed_ends_its_call(
     status: int, kind: type, autojump_clock: MockClock
 ) -> None:
-    handle, gets = breaking(stream(with_id("e1", REPORT)), reply(status))
+    handle, gets = streams_in_turn(stream(with_id("e1", REPORT)), reply(status))
     async with scripted_server(legacy(handle)) as server, open_http_link(server.connect, [D]) as bench:
-        failed = await failing(bench)
+        failed = await error_of(bench)
         assert type(failed) is kind
         if isinstance(failed, SessionLost):
             assert failed.request_may_have_run
@@ -1015,37 +1014,35 @@ async def test_a_stream_that_cannot_be_taken_up_ends_its_call(
 
 
 @pytest.mark.parametrize(("fields", "seconds"), [({"Retry-After": "1"}, 31), ({}, 31)])
-async def test_a_stream_whose_server_is_busy_for_long_ends_its_call(
+async def test_a_stream_of_a_server_that_stays_busy_ends_its_call(
     fields: dict[str, str], seconds: float, autojump_clock: MockClock
 ) -> None:
-    handle, gets = breaking(stream(with_id("e1", REPORT)), *[reply(503, **fields)] * 9)
+    handle, gets = streams_in_turn(stream(with_id("e1", REPORT)), *[reply(503, **fields)] * 9)
     async with scripted_server(legacy(handle)) as server, open_http_link(server.connect, [D]) as bench:
         start = trio.current_time()
-        failed = await failing(bench)
+        failed = await error_of(bench)
         assert isinstance(failed, NoResponse)
         assert (failed.status, failed.request_may_have_run) == (503, True)
         assert (len(gets), trio.current_time() - start) == (5, seconds)
 
 
 @req("http-37")
-async def test_the_stream_for_what_belongs_to_no_request_is_opened_again(autojump_clock: MockClock) -> None:
+async def test_the_event_stream_is_opened_again(autojump_clock: MockClock) -> None:
     note = {"jsonrpc": "2.0", "method": TOOLS}
-    handle, gets = breaking(
+    handle, gets = streams_in_turn(
         stream(event(note)), stream(with_id("a", note), cut=True), stream(with_id("b", note)), reply(405)
     )
     async with scripted_server(legacy(handle)) as server, open_http_link(server.connect, [D]) as bench:
         await bench.link.run_event_stream()
         assert len(bench.recorder.notices) == 3
         assert [each.headers.get("Last-Event-ID") for each in gets] == [None, None, "a", "b"]
-        assert bench.recorder.missed_for_good == [False, True]  # only what was kept for us is no gap
+        assert bench.recorder.missed_for_good == [False, True]  # events that the server has kept are no gap
         assert bench.recorder.mistakes == []
 
 
 @pytest.mark.parametrize("begun", [False, True])
 @pytest.mark.parametrize("reports", [False, True])
-async def test_an_answer_that_comes_by_another_stream_is_waited_for_no_longer(
-    begun: bool, reports: bool, autojump_clock: MockClock
-) -> None:
+async def test_an_answer_on_another_stream_ends_the_wait(begun: bool, reports: bool, autojump_clock: MockClock) -> None:
     asks, on_progress = trio.Event(), (lambda *report: None) if reports else None
 
     async def handle(received: ReceivedRequest, out: ResponseWriter) -> None:
@@ -1071,7 +1068,7 @@ async def test_an_answer_that_comes_by_another_stream_is_waited_for_no_longer(
         assert bench.recorder.mistakes == []
 
 
-async def test_a_request_without_a_task_is_waited_for_no_longer_either(autojump_clock: MockClock) -> None:
+async def test_an_answer_on_another_stream_ends_a_request_without_a_task(autojump_clock: MockClock) -> None:
     asks, outcomes = trio.Event(), list[Any]()
 
     async def handle(received: ReceivedRequest, out: ResponseWriter) -> None:
@@ -1101,11 +1098,11 @@ async def test_a_server_that_does_not_serve_get_cannot_resume(autojump_clock: Mo
             await stream(with_id("1"))(received, out)
 
     async with scripted_server(legacy(handle)) as server, open_http_link(server.connect, [D]) as bench:
-        failed = await failing(bench)
+        failed = await error_of(bench)
         assert str(failed).endswith("the server does not resume the stream: the server does not serve GET")
 
 
-async def test_a_server_without_that_stream_is_not_waited_for_because_it_answers_no_ping(
+async def test_a_server_without_an_event_stream_may_leave_pings_unanswered(
     autojump_clock: MockClock,
 ) -> None:
     async def handle(received: ReceivedRequest, out: ResponseWriter) -> None:
@@ -1120,7 +1117,7 @@ async def test_a_server_without_that_stream_is_not_waited_for_because_it_answers
         assert bench.recorder.missed_for_good == [True]
 
 
-async def test_an_answer_that_is_no_message_does_not_tell_the_token(autojump_clock: MockClock) -> None:
+async def test_the_error_of_an_invalid_answer_does_not_show_the_token(autojump_clock: MockClock) -> None:
     async def handle(received: ReceivedRequest, out: ResponseWriter) -> None:
         await out.reply(200, f"you sent {received.headers['Authorization']}".encode(), kind="application/json")
 
@@ -1129,10 +1126,10 @@ async def test_an_answer_that_is_no_message_does_not_tell_the_token(autojump_clo
         scripted_server(legacy(handle)) as server,
         open_http_link(server.connect, [D], headers=lambda: headers) as bench,
     ):
-        assert "it begins with 'you sent Bearer [secret]'" in str(await failing(bench))
+        assert "it begins with 'you sent Bearer [secret]'" in str(await error_of(bench))
 
 
-async def test_a_page_in_place_of_the_event_stream_does_not_tell_the_token(autojump_clock: MockClock) -> None:
+async def test_the_error_of_an_invalid_event_stream_does_not_show_the_token(autojump_clock: MockClock) -> None:
     async def handle(received: ReceivedRequest, out: ResponseWriter) -> None:
         await out.reply(200, f"you sent {received.headers['Authorization']}".encode(), kind="text/plain")
 
@@ -1152,20 +1149,20 @@ async def test_a_page_in_place_of_the_event_stream_does_not_tell_the_token(autoj
             [reply(404), answers(lambda received: received.answer())],
             False,
             False,
-        ),  # there is no such thing, but a session
+        ),  # the server has no event stream, but the session exists
         ([reply(404)] * 2, False, True),
         ([reply(405)], False, False),
         ([stream(), reply(404)], False, True),
         ([reply(401)], True, False),
         ([reply(500)] * 6, True, False),
-        ([says(b"")] * 7, True, False),
+        ([raw_reply(b"")] * 7, True, False),
         ([stream()] * 6, True, False),
     ],
 )
-async def test_that_stream_is_given_up_without_an_end_of_the_session(
+async def test_the_event_stream_may_be_abandoned_without_ending_the_session(
     connections: list[Handler], told: bool, lost: bool, autojump_clock: MockClock
 ) -> None:
-    handle, _ = breaking(*connections, answers(lambda received: received.answer({"tools": []})))
+    handle, _ = streams_in_turn(*connections, answers(lambda received: received.answer({"tools": []})))
     async with scripted_server(legacy(handle)) as server, open_http_link(server.connect, [D]) as bench:
         await bench.link.run_event_stream()
         assert bool(bench.recorder.mistakes) is told
@@ -1179,7 +1176,7 @@ async def test_that_stream_is_given_up_without_an_end_of_the_session(
 async def test_closing_takes_two_seconds_at_most_and_never_raises(how: str, autojump_clock: MockClock) -> None:
     async def handle(received: ReceivedRequest, out: ResponseWriter) -> None:
         if received.method != "DELETE":
-            await legacy(unasked)(received, out)
+            await legacy(unexpected)(received, out)
         elif how == "silent":
             await out.wait_for_close()
         elif how == "cut":
@@ -1197,8 +1194,8 @@ async def test_closing_takes_two_seconds_at_most_and_never_raises(how: str, auto
         assert trio.current_time() - start == (2 if how == "silent" else 0)
 
 
-async def test_closing_says_goodbye_once_even_when_it_is_cancelled(autojump_clock: MockClock) -> None:
-    async with scripted_server(legacy(unasked)) as server, open_http_link(server.connect, [D]) as bench:
+async def test_closing_sends_one_delete_also_when_cancelled(autojump_clock: MockClock) -> None:
+    async with scripted_server(legacy(unexpected)) as server, open_http_link(server.connect, [D]) as bench:
         with trio.CancelScope() as scope:
             scope.cancel()
             await bench.link.aclose()
@@ -1228,7 +1225,7 @@ async def test_a_cancellation_precedes_the_end_of_its_session(answered: bool, au
     assert server.operations == ["initialize", "notifications/initialized", "tools/call", *told, "DELETE"]
 
 
-async def test_what_cannot_be_told_is_a_mistake_and_no_more() -> None:
+async def test_a_notification_that_cannot_be_sent_is_only_a_deviation() -> None:
     refused = reply(400, b'{"jsonrpc":"2.0","error":{"code":-32600,"message":"not now"}}')
 
     async def handle(received: ReceivedRequest, out: ResponseWriter) -> None:
@@ -1254,9 +1251,7 @@ async def test_what_cannot_be_told_is_a_mistake_and_no_more() -> None:
 
 
 @pytest.mark.parametrize("then", ["cut", "streams"])
-async def test_a_session_is_over_when_it_is_known_what_became_of_all_that_was_asked(
-    then: str, autojump_clock: MockClock
-) -> None:
+async def test_a_lost_session_ends_when_all_its_requests_have_an_outcome(then: str, autojump_clock: MockClock) -> None:
     async def handle(received: ReceivedRequest, out: ResponseWriter) -> None:
         if received.message["params"]["name"] == "gone":
             await out.reply(404)
@@ -1272,7 +1267,7 @@ async def test_a_session_is_over_when_it_is_known_what_became_of_all_that_was_as
         ends: dict[str, tuple[type, bool, float]] = {}
 
         async def call(name: str) -> None:
-            failed: Any = await failing(bench, "tools/call", {"name": name})
+            failed: Any = await error_of(bench, "tools/call", {"name": name})
             ends[name] = type(failed), failed.request_may_have_run, trio.current_time()
 
         async with trio.open_nursery() as nursery:
@@ -1299,9 +1294,9 @@ async def test_a_request_to_a_lost_session_may_be_refused_as_slowly_as_the_first
 
     async with scripted_server(legacy(handle)) as server, open_http_link(server.connect, [D]) as bench:
 
-        async def call(name: str, at: float) -> None:
-            await trio.sleep_until(at)
-            failed = await failing(bench, "tools/call", {"name": name})
+        async def call(name: str, open_link_to: float) -> None:
+            await trio.sleep_until(open_link_to)
+            failed = await error_of(bench, "tools/call", {"name": name})
             assert isinstance(failed, SessionLost)
             assert failed.request_may_have_run is (name == "second" and may_have_run)
 
@@ -1311,16 +1306,16 @@ async def test_a_request_to_a_lost_session_may_be_refused_as_slowly_as_the_first
         assert trio.current_time() == ends
 
 
-async def test_what_was_not_sent_to_a_lost_session_has_not_run(autojump_clock: MockClock) -> None:
+async def test_a_request_not_sent_to_a_lost_session_has_not_run(autojump_clock: MockClock) -> None:
     async def handle(received: ReceivedRequest, out: ResponseWriter) -> None:
         if received.operation == "notifications/initialized":
             await trio.sleep(1)
             await out.reply(404)
         else:
-            await legacy(unasked)(received, out)
+            await legacy(unexpected)(received, out)
 
     async with scripted_server(handle) as server, open_http_link(server.connect, [D]) as bench:
-        failed = await failing(bench)
+        failed = await error_of(bench)
         assert isinstance(failed, SessionLost)
         assert not failed.request_may_have_run
         assert bench.recorder.failure is not None
@@ -1335,8 +1330,8 @@ async def test_a_tool_is_not_called_twice_because_a_connection_was_closed(method
 
     async with scripted_server(modern(handle)) as server, open_http_link(server.connect, [E]) as bench:
         if times == 1:
-            server._handle = modern(says(b""))
-            failed = await failing(bench, method, {"name": "t"})
+            server._handle = modern(raw_reply(b""))
+            failed = await error_of(bench, method, {"name": "t"})
             assert isinstance(failed, NoResponse)
             assert failed.request_may_have_run
         else:
@@ -1345,7 +1340,7 @@ async def test_a_tool_is_not_called_twice_because_a_connection_was_closed(method
 
 
 @pytest.mark.parametrize("body", ["whole", "cut", "stalls"])
-async def test_what_comes_with_an_accepted_notification_does_not_matter(body: str, autojump_clock: MockClock) -> None:
+async def test_the_body_of_an_accepted_notification_is_ignored(body: str, autojump_clock: MockClock) -> None:
     async def handle(received: ReceivedRequest, out: ResponseWriter) -> None:
         if received.operation != "notifications/initialized":
             await legacy(answers(lambda received: received.answer({"tools": []})))(received, out)
@@ -1365,8 +1360,8 @@ async def test_what_comes_with_an_accepted_notification_does_not_matter(body: st
         assert bench.recorder.mistakes == []
 
 
-async def test_a_stream_that_was_moved_is_taken_up_where_it_was_moved_to(autojump_clock: MockClock) -> None:
-    handle, gets = breaking(
+async def test_a_redirected_stream_is_resumed_at_its_new_url(autojump_clock: MockClock) -> None:
+    handle, gets = streams_in_turn(
         reply(308, Location="/other"), stream(with_id("e1", REPORT)), stream(with_id("e2", ANSWER)),
     )  # fmt: skip
     async with scripted_server(legacy(handle)) as server, open_http_link(server.connect, [D]) as bench:
@@ -1376,7 +1371,7 @@ async def test_a_stream_that_was_moved_is_taken_up_where_it_was_moved_to(autojum
 
 @req("http-21")
 @pytest.mark.parametrize("streams", [False, True])
-async def test_an_answer_may_be_part_of_a_batch_where_there_are_batches(streams: bool) -> None:
+async def test_an_answer_may_be_in_a_batch_in_the_revision_with_batches(streams: bool) -> None:
     async def handle(received: ReceivedRequest, out: ResponseWriter) -> None:
         batch = [REPORT, received.answer({"tools": []})]
         await (stream(event([REPORT]), event(batch)) if streams else answers(lambda received: batch))(received, out)
@@ -1410,7 +1405,7 @@ def first(*replies: Handler, then: Handler) -> Handler:
         reply(202, b"", ""), reply(200, b"<html>", "text/html"), reply(200, b"{"), stream(),
     ],
 )  # fmt: skip
-async def test_a_server_that_does_not_know_discovery_is_initialized(probe: Handler) -> None:
+async def test_a_server_without_discovery_is_initialized(probe: Handler) -> None:
     then = legacy(answers(lambda received: received.answer({"tools": []})))
     async with scripted_server(first(probe, then=then)) as server, open_http_link(server.connect, [D, E]) as bench:
         assert bench.caller.session.terms is not None
@@ -1432,7 +1427,7 @@ async def test_each_initialize_begins_without_a_session() -> None:
     assert ["Mcp-Session-Id" in each.headers for each in server.requests] == [False] * 4
 
 
-async def test_a_server_that_pings_before_it_answers_initialize_is_answered(autojump_clock: MockClock) -> None:
+async def test_a_ping_before_the_answer_to_initialize_is_answered(autojump_clock: MockClock) -> None:
     answered = trio.Event()
 
     async def handle(received: ReceivedRequest, out: ResponseWriter) -> None:
@@ -1448,7 +1443,7 @@ async def test_a_server_that_pings_before_it_answers_initialize_is_answered(auto
             await out.event(received.answer(result))
             await out.end()
         else:
-            await legacy(unasked)(received, out)
+            await legacy(unexpected)(received, out)
 
     async with scripted_server(handle) as server, open_http_link(server.connect, [D], opens=False) as bench:
         await wait_or_fail(bench.caller.open, "an opening")
@@ -1458,27 +1453,29 @@ async def test_a_server_that_pings_before_it_answers_initialize_is_answered(auto
 @pytest.mark.parametrize(
     ("opening", "cause"),
     [
-        (reply(500), NoResponse), (reply(401), Unauthorized), (says(b""), NoResponse), (reply(503), NoResponse),
+        (reply(500), NoResponse), (reply(401), Unauthorized), (raw_reply(b""), NoResponse), (reply(503), NoResponse),
         (stream(cut=True), NoResponse), (reply(302, Location="/x"), RemoteProtocolError),
     ],
 )  # fmt: skip
 @pytest.mark.parametrize("revisions", [[D], [E], [D, E]])
-async def test_an_opening_that_fails_says_why(opening: Handler, cause: type, revisions: list[str]) -> None:
+async def test_the_error_of_a_failed_opening_has_the_reason(
+    opening: Handler, cause: type, revisions: list[str]
+) -> None:
     async with scripted_server(opening) as server, open_http_link(server.connect, revisions, opens=False) as bench:
         with pytest.raises(McpError) as failed:
             await bench.caller.open()
-        # The probe of a server that redirects wrongly is no proof of anything, so it is asked to initialize.
+        # A wrong redirect of the probe proves no era, so the client sends initialize.
         silent = cause is RemoteProtocolError and revisions == [E]
         assert type(failed.value) is (HandshakeError if silent else cause)
-        if isinstance(failed.value, Unauthorized | NoResponse):  # the link is lost by it
-            later = await failing(bench)
-            assert later is not failed.value  # or its traceback would have those of all who raised it
+        if isinstance(failed.value, Unauthorized | NoResponse):  # the link ends with this error
+            later = await error_of(bench)
+            assert later is not failed.value  # a shared error would collect the tracebacks of all raises
             assert (type(later), str(later)) == (type(failed.value), str(failed.value))
             assert vars(later) == vars(failed.value)
 
 
-async def test_an_opening_without_a_connection_says_so() -> None:
-    async with scripted_server(unasked) as server, open_http_link(server.connect, [D, E], opens=False) as bench:
+async def test_an_opening_without_a_connection_is_an_error() -> None:
+    async with scripted_server(unexpected) as server, open_http_link(server.connect, [D, E], opens=False) as bench:
         server.refuses_connections = True
         with pytest.raises(ConnectionFailed):
             await bench.caller.open()
@@ -1486,7 +1483,7 @@ async def test_an_opening_without_a_connection_says_so() -> None:
 
 @pytest.mark.parametrize("revision", [B, C, D])
 @pytest.mark.parametrize("status", [400, 404, 405, 409])
-async def test_a_server_that_refuses_initialize_may_be_one_of_http_sse(revision: str, status: int) -> None:
+async def test_a_server_that_refuses_initialize_may_use_http_sse(revision: str, status: int) -> None:
     async with (
         scripted_server(reply(status)) as server,
         open_http_link(server.connect, [revision], opens=False) as bench,
@@ -1495,7 +1492,7 @@ async def test_a_server_that_refuses_initialize_may_be_one_of_http_sse(revision:
             await bench.caller.open()
 
 
-async def test_a_modern_server_that_serves_another_version_is_spoken_to_in_that() -> None:
+async def test_the_version_that_a_modern_server_supports_is_used() -> None:
     refuse = answers(lambda received: received.error(-32022, "no", data={"supported": [D]}), 400)
     then = legacy(answers(lambda received: received.answer({"tools": []})))
     async with scripted_server(first(refuse, then=then)) as server, open_http_link(server.connect, [C, D, E]) as bench:
@@ -1508,7 +1505,7 @@ async def test_a_probe_that_takes_too_long_is_dropped(autojump_clock: MockClock)
         await out.wait_for_close()
 
     async with (
-        scripted_server(first(hold, then=legacy(unasked))) as server,
+        scripted_server(first(hold, then=legacy(unexpected))) as server,
         open_http_link(server.connect, [D, E], opens=False) as bench,
     ):
         await bench.caller.open(probe=5)
@@ -1521,11 +1518,11 @@ async def test_a_probe_that_takes_too_long_is_dropped(autojump_clock: MockClock)
 
 
 class OldServer:
-    """A server of HTTP+SSE: what it is asked waits in `posted`, and `say` is its stream."""
+    """A server over HTTP+SSE: `posts` are the messages that it received, and `say` writes to its stream."""
 
-    def __init__(self, begins: Handler | None = None, takes: Handler | None = None) -> None:
-        self.begins = begins
-        self.takes = takes or reply(202, b"Accepted", "text/plain")
+    def __init__(self, on_get: Handler | None = None, on_post: Handler | None = None) -> None:
+        self.on_get = on_get
+        self.on_post = on_post or reply(202, b"Accepted", "text/plain")
         self.out: ResponseWriter | None = None
         self.posts: list[ReceivedRequest] = []
 
@@ -1538,29 +1535,29 @@ class OldServer:
                     "capabilities": {"tools": {}},
                     "serverInfo": {"name": "o", "version": "1"},
                 }
-                await self.say(received.answer(result))
-            await (reply(202) if received.operation in ("initialize", "notifications/initialized") else self.takes)(
+                await self.send(received.answer(result))
+            await (reply(202) if received.operation in ("initialize", "notifications/initialized") else self.on_post)(
                 received, out
             )
-        elif self.begins is not None:
-            await self.begins(received, out)
+        elif self.on_get is not None:
+            await self.on_get(received, out)
         else:
             self.out = out
             await out.begin()
             await out.chunk(b"event: endpoint\ndata: /messages?session=s3cret\n\n")
             await out.wait_for_close()
 
-    async def say(self, value: Any) -> None:
+    async def send(self, value: Any) -> None:
         assert self.out is not None
         await self.out.event(value)
 
 
-def raw(*pieces: bytes, ends: bool = True) -> Handler:
+def raw_stream(*pieces: bytes, ends: bool = True) -> Handler:
     return stream(*pieces, ends=ends)
 
 
 @req("sse-06", "sse-08", "sse-14")
-async def test_messages_are_posted_to_where_the_endpoint_event_says(autojump_clock: MockClock) -> None:
+async def test_messages_are_posted_to_the_url_of_the_endpoint_event(autojump_clock: MockClock) -> None:
     old = OldServer()
     async with scripted_server(old.handle) as server, open_http_link(server.connect, [A], sse=True) as bench:
         async with trio.open_nursery() as nursery:
@@ -1568,7 +1565,7 @@ async def test_messages_are_posted_to_where_the_endpoint_event_says(autojump_clo
             await wait_all_tasks_blocked()
             assert old.out is not None
             await old.out.chunk(b"event: ping\ndata: 12:00\n\n: hello\n\n")
-            await old.say(old.posts[-1].answer({"tools": []}))
+            await old.send(old.posts[-1].answer({"tools": []}))
         assert server.operations == ["GET", "initialize", "notifications/initialized", "tools/list"]
         assert {each.target for each in old.posts} == {"/messages?session=s3cret"}
         assert bench.recorder.mistakes == []
@@ -1576,14 +1573,18 @@ async def test_messages_are_posted_to_where_the_endpoint_event_says(autojump_clo
 
 @req("sse-14", "sse-08")
 @pytest.mark.parametrize(
-    ("begins", "kind", "why"),
+    ("on_get", "kind", "why"),
     [
-        (raw(event(REPORT), ends=False), RemoteProtocolError, "endpoint event"),
-        (raw(b"event: endpoint\ndata: http://example.com/m\n\n", ends=False), RemoteProtocolError, "stream's origin"),
-        (raw(), RemoteProtocolError, "ended before"),
-        (raw(ends=False), RemoteProtocolError, "within 10 seconds"),
+        (raw_stream(event(REPORT), ends=False), RemoteProtocolError, "endpoint event"),
+        (
+            raw_stream(b"event: endpoint\ndata: http://example.com/m\n\n", ends=False),
+            RemoteProtocolError,
+            "stream's origin",
+        ),
+        (raw_stream(), RemoteProtocolError, "ended before"),
+        (raw_stream(ends=False), RemoteProtocolError, "within 10 seconds"),
         (stream(cut=True), ReplyBroken, "connection"),
-        (says(b""), ReplyBroken, "connection"),
+        (raw_reply(b""), ReplyBroken, "connection"),
         (reply(404), NoResponse, "no event stream"),
         (reply(405), NoResponse, "no event stream"),
         (reply(200, b"{}"), NoResponse, "no event stream"),
@@ -1591,10 +1592,10 @@ async def test_messages_are_posted_to_where_the_endpoint_event_says(autojump_clo
         (reply(401), Unauthorized, "HTTP 401"),
     ],
 )
-async def test_a_stream_that_does_not_begin_as_it_should_is_none(
-    begins: Handler, kind: type, why: str, autojump_clock: MockClock
+async def test_a_stream_without_a_valid_endpoint_event_is_an_error(
+    on_get: Handler, kind: type, why: str, autojump_clock: MockClock
 ) -> None:
-    old = OldServer(begins)
+    old = OldServer(on_get)
     async with (
         scripted_server(old.handle) as server,
         open_http_link(server.connect, [A], sse=True, opens=False) as bench,
@@ -1606,7 +1607,7 @@ async def test_a_stream_that_does_not_begin_as_it_should_is_none(
 
 
 @pytest.mark.parametrize("how", ["end", "cut", "too long"])
-async def test_with_the_stream_everything_is_lost(how: str, autojump_clock: MockClock) -> None:
+async def test_the_end_of_the_stream_ends_the_session(how: str, autojump_clock: MockClock) -> None:
     old = OldServer()
     limits = Limits(message_bytes=4000)
     async with (
@@ -1616,7 +1617,7 @@ async def test_with_the_stream_everything_is_lost(how: str, autojump_clock: Mock
         async with trio.open_nursery() as nursery:
 
             async def call() -> None:
-                failed = await failing(bench)
+                failed = await error_of(bench)
                 assert isinstance(failed, SessionLost)
                 assert failed.request_may_have_run
                 assert (failed.__cause__ is None) is (how == "end")
@@ -1624,37 +1625,37 @@ async def test_with_the_stream_everything_is_lost(how: str, autojump_clock: Mock
             for _ in range(3):
                 nursery.start_soon(call)
             await wait_all_tasks_blocked()
-            await trio.sleep(60)  # as long as it likes
+            await trio.sleep(60)  # the calls wait without a timeout
             assert old.out is not None
             if how == "end":
                 await old.out.end()
             elif how == "cut":
                 old.out.close()
             else:
-                await old.say({"x": "y" * 5000})
+                await old.send({"x": "y" * 5000})
         with pytest.raises(SessionClosed):
             await bench.caller.request("tools/list")
 
 
 @pytest.mark.parametrize(
-    ("takes", "kind"),
+    ("on_post", "kind"),
     [
-        (reply(404), NoResponse), (reply(500), NoResponse), (says(b""), NoResponse), (reply(401), Unauthorized),
+        (reply(404), NoResponse), (reply(500), NoResponse), (raw_reply(b""), NoResponse), (reply(401), Unauthorized),
         (answers(lambda received: received.error(-32602, "no"), 400), RequestError),
     ],
 )  # fmt: skip
-async def test_a_post_that_is_refused_fails_its_request_alone(takes: Handler, kind: type) -> None:
-    old = OldServer(takes=takes)
+async def test_a_post_that_is_refused_fails_its_request_alone(on_post: Handler, kind: type) -> None:
+    old = OldServer(on_post=on_post)
     async with scripted_server(old.handle) as server, open_http_link(server.connect, [A], sse=True) as bench:
-        assert type(await failing(bench)) is kind
-        old.takes = reply(202)
+        assert type(await error_of(bench)) is kind
+        old.on_post = reply(202)
         async with trio.open_nursery() as nursery:
             nursery.start_soon(bench.caller.request, "tools/list")
             await wait_all_tasks_blocked()
-            await old.say(old.posts[-1].answer({"tools": []}))
+            await old.send(old.posts[-1].answer({"tools": []}))
 
 
-async def test_what_waits_for_the_endpoint_is_sent_when_it_is_known() -> None:
+async def test_messages_wait_for_the_endpoint_event() -> None:
     old = OldServer()
     async with (
         scripted_server(old.handle) as server,
@@ -1667,7 +1668,7 @@ async def test_what_waits_for_the_endpoint_is_sent_when_it_is_known() -> None:
         await bench.nursery.start(bench.link.run)
 
 
-async def test_an_old_server_that_refuses_initialize_is_not_taken_for_an_older_one() -> None:
+async def test_a_refused_initialize_over_http_sse_is_an_error() -> None:
     async def handle(received: ReceivedRequest, out: ResponseWriter) -> None:
         await (reply(400) if received.method == "POST" else OldServer().handle)(received, out)
 
@@ -1678,7 +1679,7 @@ async def test_an_old_server_that_refuses_initialize_is_not_taken_for_an_older_o
 
 
 async def test_a_stream_may_be_closed_before_it_has_begun() -> None:
-    old = OldServer(raw(ends=False))
+    old = OldServer(raw_stream(ends=False))
     async with (
         scripted_server(old.handle) as server,
         open_http_link(server.connect, [A], sse=True, opens=False) as bench,
@@ -1692,14 +1693,14 @@ async def test_a_stream_may_be_closed_before_it_has_begun() -> None:
         nursery.start_soon(run)
         await wait_all_tasks_blocked()
         await bench.link.aclose()
-        await run()  # nor is there a way back
+        await run()  # it cannot be opened again
         assert server.operations == ["GET"]
 
 
 # Faults at every byte, and cancelling at every step.
 
 
-def recorded(revision: str, streams: bool) -> bytes:
+def whole_response(revision: str, streams: bool) -> bytes:
     """A response to a call, from its first byte to its last."""
     answer = json.dumps({"jsonrpc": "2.0", "id": 2, "result": RESULT}).encode()
     if not streams:
@@ -1715,30 +1716,30 @@ def recorded(revision: str, streams: bool) -> bytes:
 @pytest.mark.parametrize("fault", [b"", b"\x00junk\r\n\r\n"])
 @pytest.mark.parametrize("streams", [False, True])
 @pytest.mark.parametrize("revision", [D, E])
-async def test_a_fault_after_any_byte_is_one_outcome_at_once(
+async def test_a_fault_after_any_byte_leads_to_one_outcome_at_once(
     revision: str, streams: bool, fault: bytes, cuts: Cuts, autojump_clock: MockClock
 ) -> None:
-    whole = recorded(revision, streams)
-    at = 0
+    whole = whole_response(revision, streams)
+    open_link_to = 0
 
     async def handle(received: ReceivedRequest, out: ResponseWriter) -> None:
-        await says(whole[:at] + fault)(received, out)
+        await raw_reply(whole[:open_link_to] + fault)(received, out)
 
     outcomes: dict[int, str] = {}
-    for at in cuts(whole):
+    for open_link_to in cuts(whole):
         async with (
-            scripted_server(playing(revision, handle)) as server,
+            scripted_server(opened_by(revision, handle)) as server,
             open_http_link(server.connect, [revision]) as bench,
         ):
             start = trio.current_time()
             try:
                 assert await bench.caller.request("tools/call", {"name": "t"}) == RESULT
-                outcomes[at] = "result"
+                outcomes[open_link_to] = "result"
             except (NoResponse, RemoteProtocolError):
-                outcomes[at] = "error"
+                outcomes[open_link_to] = "error"
             assert trio.current_time() == start
     assert set(outcomes.values()) == {"result", "error"}
-    first = min(at for at, outcome in outcomes.items() if outcome == "result")
+    first = min(open_link_to for open_link_to, outcome in outcomes.items() if outcome == "result")
     assert first >= whole.index(RESULT["content"][0]["text"].encode())
 
 
@@ -1747,10 +1748,10 @@ async def test_a_fault_after_any_byte_is_one_outcome_at_once(
     ("watch", "reports"),
     [("the scenario", False), ("the scenario", True), ("to the server", True), (any_task, False), (any_task, True)],
 )
-def test_cancelling_a_call_at_any_step_leaves_nothing_and_the_session_goes_on(
+def test_a_call_cancelled_at_any_step_leaves_no_task_and_the_session_works(
     revision: str, watch: Any, reports: bool
 ) -> None:
-    """It is carried by whoever waits for it, or, where that task has reports to hear, by another."""
+    """The waiting task runs the request.  If that task also gets progress reports, another task runs the request."""
 
     async def handle(received: ReceivedRequest, out: ResponseWriter) -> None:
         if received.operation == "notifications/cancelled":
@@ -1763,7 +1764,7 @@ def test_cancelling_a_call_at_any_step_leaves_nothing_and_the_session_goes_on(
 
     async def scenario(attempt: Attempt) -> None:
         async with (
-            scripted_server(playing(revision, handle)) as server,
+            scripted_server(opened_by(revision, handle)) as server,
             open_http_link(server.connect, [revision]) as bench,
         ):
             with attempt.window():
@@ -1778,9 +1779,9 @@ def test_cancelling_a_call_at_any_step_leaves_nothing_and_the_session_goes_on(
 
 
 @pytest.mark.parametrize("probe", [reply(400), stream(), stream(event({"jsonrpc": "2.0", "id": 1, "result": {}}))])
-def test_a_probe_may_be_over_at_any_step_of_its_answer(probe: Handler) -> None:
+def test_a_probe_may_end_at_any_step_of_its_answer(probe: Handler) -> None:
     async def handle(received: ReceivedRequest, out: ResponseWriter) -> None:
-        await (probe if received.operation == "server/discover" else legacy(unasked))(received, out)
+        await (probe if received.operation == "server/discover" else legacy(unexpected))(received, out)
 
     async def scenario(attempt: Attempt) -> None:
         async with (
@@ -1803,7 +1804,7 @@ def test_a_probe_may_be_over_at_any_step_of_its_answer(probe: Handler) -> None:
 
 
 @pytest.mark.parametrize("kind", ["sessions", "modern", "http+sse"])
-def test_cancelling_everything_at_any_step_leaves_nothing(kind: str) -> None:
+def test_a_session_cancelled_at_any_step_leaves_no_tasks(kind: str) -> None:
     stage_of = {"sessions": D, "modern": E, "http+sse": A}
 
     async def scenario(attempt: Attempt) -> None:

@@ -1,4 +1,4 @@
-"""The HTTP client: what it sends, what is kept between requests, every way to end, and that nothing is left."""
+"""The HTTP client: its requests, the kept connections, each way in which a reply can end, and leaks."""
 
 from __future__ import annotations
 
@@ -33,16 +33,16 @@ URL = "http://mcp.test/mcp"
 HI = b"HTTP/1.1 200 OK\r\nContent-Length: 2\r\n\r\nhi"
 CHUNKED = b"HTTP/1.1 200 OK\r\nContent-Type: text/event-stream\r\nTransfer-Encoding: chunked\r\n\r\n"
 
-Play = Callable[["Line"], Awaitable[None]]
+Handler = Callable[["ServerConnection"], Awaitable[None]]
 
 
-class Line:
+class ServerConnection:
     """The server's end of a connection.  `number` counts the connections, from 1."""
 
     def __init__(self, stream: PipeEnd, number: int) -> None:
         self.stream = stream
         self.number = number
-        self.asked = 0
+        self.requests = 0
         self.data = b""
 
     async def request(self) -> tuple[bytes, bytes]:
@@ -50,36 +50,38 @@ class Line:
         while b"\r\n\r\n" not in self.data:
             await self._more()
         head, _, self.data = self.data.partition(b"\r\n\r\n")
-        size = next((int(line[15:]) for line in head.split(b"\r\n") if line.startswith(b"Content-Length:")), 0)
+        size = next(
+            (int(connection[15:]) for connection in head.split(b"\r\n") if connection.startswith(b"Content-Length:")), 0
+        )
         while len(self.data) < size:
             await self._more()
         body, self.data = self.data[:size], self.data[size:]
-        self.asked += 1
+        self.requests += 1
         return head, body
 
     async def _more(self) -> None:
         data = await self.stream.receive_some()
         if not data:
-            raise Gone
+            raise ClientClosed
         self.data += data
 
-    async def say(self, *pieces: bytes) -> None:
+    async def send(self, *pieces: bytes) -> None:
         for piece in pieces:
             await self.stream.send_all(piece)
 
 
-class Gone(Exception):
+class ClientClosed(Exception):
     """The client has closed the connection."""
 
 
-class Far:
-    """A server over memory, which plays `play` on each connection, and the client's pool."""
+class MemoryServer:
+    """A server in memory, which calls the handler for each connection, and the client's pool."""
 
-    def __init__(self, nursery: trio.Nursery, play: Play, make: Callable[[], Pair], **options: Any) -> None:
+    def __init__(self, nursery: trio.Nursery, handle: Handler, make: Callable[[], Pair], **options: Any) -> None:
         self._nursery = nursery
-        self._play = play
+        self._handle = handle
         self._make = make
-        self.lines: list[Line] = []
+        self.connections: list[ServerConnection] = []
         self.ours: list[PipeEnd] = []
         self.pool = HttpPool(**{"limits": Limits(), "connect": self._connect, "environ": {}, **options})
 
@@ -87,18 +89,18 @@ class Far:
         await trio.lowlevel.checkpoint()
         ours, theirs = self._make()
         self.ours.append(ours)
-        self.lines.append(Line(theirs, len(self.lines) + 1))
-        self._nursery.start_soon(self._run, self.lines[-1])
+        self.connections.append(ServerConnection(theirs, len(self.connections) + 1))
+        self._nursery.start_soon(self._run, self.connections[-1])
         return ours
 
-    async def _run(self, line: Line) -> None:
-        with contextlib.suppress(Gone, trio.BrokenResourceError):
-            await self._play(line)
-        line.stream.close()
+    async def _run(self, connection: ServerConnection) -> None:
+        with contextlib.suppress(ClientClosed, trio.BrokenResourceError):
+            await self._handle(connection)
+        connection.stream.close()
 
     @property
     def open(self) -> int:
-        """How many connections the client has not closed."""
+        """The number of connections that the client has not closed."""
         return sum(not each._out.no_sender for each in self.ours)
 
     async def get(self, url: str = URL, **options: Any) -> bytes:
@@ -107,58 +109,62 @@ class Far:
 
 
 @contextlib.asynccontextmanager
-async def far(play: Play, make: Callable[[], Pair] = unlimited_pipe, **options: Any) -> AsyncIterator[Far]:
-    """After the block the pool is closed, and no connection is left open."""
+async def memory_server(
+    handle: Handler, make: Callable[[], Pair] = unlimited_pipe, **options: Any
+) -> AsyncIterator[MemoryServer]:
+    """Run the server and the pool.  After the block, check that no connection is open."""
     async with open_nursery() as nursery:
-        there = Far(nursery, play, make, **options)
-        async with there.pool:
-            yield there
-        assert there.open == 0
+        server = MemoryServer(nursery, handle, make, **options)
+        async with server.pool:
+            yield server
+        assert server.open == 0
 
 
-def always(*pieces: bytes) -> Play:
-    """Says this to every request."""
+def always_reply(*pieces: bytes) -> Handler:
+    """A handler that sends these pieces for each request."""
 
-    async def play(line: Line) -> None:
+    async def handle(connection: ServerConnection) -> None:
         while True:
-            await line.request()
-            await line.say(*pieces)
+            await connection.request()
+            await connection.send(*pieces)
 
-    return play
+    return handle
 
 
-def says(*replies: bytes | None) -> Play:
-    """On the n-th connection the n-th of these, and then it closes; None reads the request only; the last for all
-    that follow."""
+def replies_in_turn(*replies: bytes | None) -> Handler:
+    """A handler that sends the n-th reply on the n-th connection, and closes it.
 
-    async def play(line: Line) -> None:
-        await line.request()
-        reply = replies[min(line.number, len(replies)) - 1]
+    None only reads the request.  The last reply is for all further connections.
+    """
+
+    async def handle(connection: ServerConnection) -> None:
+        await connection.request()
+        reply = replies[min(connection.number, len(replies)) - 1]
         if reply is not None:
-            await line.say(reply)
+            await connection.send(reply)
 
-    return play
-
-
-# What is sent.
+    return handle
 
 
-async def test_a_request_says_all_that_a_server_needs_and_no_more() -> None:
+# Requests.
+
+
+async def test_a_request_has_exactly_the_needed_headers() -> None:
     heads = []
 
-    async def play(line: Line) -> None:
+    async def handle(connection: ServerConnection) -> None:
         while True:
-            heads.append(await line.request())
-            await line.say(HI)
+            heads.append(await connection.request())
+            await connection.send(HI)
 
-    async with far(play) as there:
+    async with memory_server(handle) as server:
         for method, url, body in [
             ("POST", "http://MCP.test:80/mcp?a=b#c", b"x" * 70_000),
             ("POST", "http://mcp.test", b""),
             ("GET", "http://mcp.test:8080/a%20b/\N{SNOWMAN}", b""),
             ("DELETE", "http://[::1]:81/?q", b""),
         ]:
-            async with there.pool.request(method, url, (("Mcp-Name", "n: \t\xe9"),), body) as reply:
+            async with server.pool.request(method, url, (("Mcp-Name", "n: \t\xe9"),), body) as reply:
                 assert (reply.status, await reply.read(10)) == (200, b"hi")
     common = b"\r\nAccept-Encoding: identity"
     field = b"\r\nMcp-Name: n: \t\xe9"
@@ -170,48 +176,48 @@ async def test_a_request_says_all_that_a_server_needs_and_no_more() -> None:
     ]
 
 
-async def test_what_was_written_before_is_used_again_for_the_same_alone() -> None:
+async def test_a_cached_head_is_used_again_for_the_same_request_only() -> None:
     heads: list[list[bytes]] = []
 
-    async def play(line: Line) -> None:
+    async def handle(connection: ServerConnection) -> None:
         while True:
-            head, _ = await line.request()
+            head, _ = await connection.request()
             heads.append(head.split(b"\r\n"))
-            await line.say(HI)
+            await connection.send(HI)
 
-    asked = [("POST", "/", name, b"x" * size) for name in ("a", "b", "a") for size in (1, 10)]
-    asked += [("POST", "/", str(number), b"") for number in range(70)]  # none of which is asked for again
-    asked += [
+    requests = [("POST", "/", name, b"x" * size) for name in ("a", "b", "a") for size in (1, 10)]
+    requests += [("POST", "/", str(number), b"") for number in range(70)]  # each of them once
+    requests += [
         ("POST", "/", "a", b"x"),
         ("POST", "/", "a" * 3000, b""),
         ("POST", "/c", "a", b""),
         ("GET", "/c", "a", b""),
     ]
-    async with far(play) as there:
-        for method, path, name, body in asked:
-            async with there.pool.request(method, f"http://mcp.test{path}", (("Mcp-Name", name),), body) as reply:
+    async with memory_server(handle) as server:
+        for method, path, name, body in requests:
+            async with server.pool.request(method, f"http://mcp.test{path}", (("Mcp-Name", name),), body) as reply:
                 await reply.read(10)
-            assert sum(len(each.after) for each in there.pool._heads.values()) < 64 * 2048
+            assert sum(len(each.after) for each in server.pool._heads.values()) < 64 * 2048
     common = [b"Host: mcp.test", b"Accept-Encoding: identity"]
-    for head, (method, path, name, body) in zip(heads, asked, strict=True):
+    for head, (method, path, name, body) in zip(heads, requests, strict=True):
         length = [b"Content-Length: %d" % len(body)] if method == "POST" else []
         assert head == [f"{method} {path} HTTP/1.1".encode(), *common, *length, f"Mcp-Name: {name}".encode()]
 
 
 @pytest.mark.parametrize("fields", [(), (("A", "b"),), (("Mcp-Name", "\x80\xff"), ("B", ""))])
-async def test_h11_reads_what_is_sent(fields: tuple[tuple[str, str], ...]) -> None:
+async def test_h11_can_read_the_requests(fields: tuple[tuple[str, str], ...]) -> None:
     read = []
 
-    async def play(line: Line) -> None:
-        head, _ = await line.request()
+    async def handle(connection: ServerConnection) -> None:
+        head, _ = await connection.request()
         server = h11.Connection(h11.SERVER)
         server.receive_data(head + b"\r\n\r\n")
         request = server.next_event()
         assert isinstance(request, h11.Request)
         read.append((request.method, request.target, [pair for pair in request.headers if len(pair[0]) < 9]))
-        await line.say(HI)
+        await connection.send(HI)
 
-    async with far(play) as there, there.pool.request("GET", URL, fields):
+    async with memory_server(handle) as server, server.pool.request("GET", URL, fields):
         pass
     sent = [(name.lower().encode(), value.encode("latin-1")) for name, value in fields]
     assert read == [(b"GET", b"/mcp", [(b"host", b"mcp.test"), *sent])]
@@ -238,41 +244,41 @@ async def test_h11_reads_what_is_sent(fields: tuple[tuple[str, str], ...]) -> No
         (("Accept-Encoding", "secret"), "belongs to the connection"),
     ],
 )
-async def test_a_field_that_would_be_more_than_a_field_is_not_sent(field: tuple[str, str], why: str) -> None:
-    async with far(always(HI)) as there:
+async def test_an_invalid_header_field_is_not_sent(field: tuple[str, str], why: str) -> None:
+    async with memory_server(always_reply(HI)) as server:
         with pytest.raises(UsageError, match=why) as caught:
-            there.pool.request("GET", URL, (("Ok", "fine"), field))
+            server.pool.request("GET", URL, (("Ok", "fine"), field))
         assert "secret" not in str(caught.value)
-        assert there.lines == []
+        assert server.connections == []
 
 
 @pytest.mark.parametrize("method", ["", "GE T", "GET / HTTP/1.1\r\nA: b\r\n\r\n", "CONNECT"])
-async def test_a_method_that_is_none_is_not_sent(method: str) -> None:
-    async with far(always(HI)) as there:
+async def test_an_invalid_method_is_not_sent(method: str) -> None:
+    async with memory_server(always_reply(HI)) as server:
         with pytest.raises(UsageError, match="not a method"):
-            there.pool.request(method, URL, ())
+            server.pool.request(method, URL, ())
 
 
-# What comes back.
+# Replies.
 
 
-async def test_a_stream_is_read_as_it_comes() -> None:
+async def test_a_streamed_body_is_read_piece_by_piece() -> None:
     go_on = trio.Event()
 
-    async def play(line: Line) -> None:
-        await line.request()
-        await line.say(CHUNKED, b"5\r\nfirst\r\n")
+    async def handle(connection: ServerConnection) -> None:
+        await connection.request()
+        await connection.send(CHUNKED, b"5\r\nfirst\r\n")
         await go_on.wait()
-        await line.say(b"6\r\nsecond\r\n0\r\n\r\n")
-        await line.request()
+        await connection.send(b"6\r\nsecond\r\n0\r\n\r\n")
+        await connection.request()
 
-    async with far(play) as there:
-        async with there.pool.request("POST", URL, (), b"{}") as reply:
+    async with memory_server(handle) as server:
+        async with server.pool.request("POST", URL, (), b"{}") as reply:
             assert reply.headers["content-type"] == "text/event-stream"
             assert await wait_or_fail(reply.receive, "the first") == b"first"
             go_on.set()
             assert [await reply.receive(), await reply.receive(), await reply.receive()] == [b"second", b"", b""]
-        assert there.open == 1
+        assert server.open == 1
 
 
 @pytest.mark.parametrize(
@@ -291,7 +297,7 @@ async def test_a_stream_is_read_as_it_comes() -> None:
     ],
 )
 async def test_a_body_is_read_up_to_a_limit(reply: bytes, limit: int, fits: bool) -> None:
-    async with far(says(reply)) as there, there.pool.request("GET", URL, ()) as answer:
+    async with memory_server(replies_in_turn(reply)) as server, server.pool.request("GET", URL, ()) as answer:
         if fits:
             assert await answer.read(limit) in (b"hi", b"")
         else:
@@ -299,40 +305,40 @@ async def test_a_body_is_read_up_to_a_limit(reply: bytes, limit: int, fits: bool
                 await wait_or_fail(lambda: answer.read(limit), "the refusal")
 
 
-async def test_a_packed_reply_is_refused_but_its_status_is_there() -> None:
+async def test_a_compressed_reply_is_refused_with_its_status() -> None:
     packed = HI.replace(b"\r\n\r\n", b"\r\nContent-Encoding: gzip\r\n\r\n").replace(b"200", b"401")
-    async with far(always(packed)) as there, there.pool.request("GET", URL, ()) as reply:
+    async with memory_server(always_reply(packed)) as server, server.pool.request("GET", URL, ()) as reply:
         assert reply.status == 401
         with pytest.raises(ReplyBroken, match="gzip"):
             await reply.read(10)
 
 
 async def test_each_step_is_a_checkpoint() -> None:
-    async with far(always(HI)) as there:
+    async with memory_server(always_reply(HI)) as server:
         for _ in range(2):
             with assert_checkpoints():
-                reply = await (block := there.pool.request("GET", URL, ())).__aenter__()
+                reply = await (block := server.pool.request("GET", URL, ())).__aenter__()
             assert await reply.read(10) == b"hi"
             for _ in range(2):
                 with assert_checkpoints():
                     assert await reply.receive() == b""
             await block.__aexit__(None, None, None)
         with assert_checkpoints():
-            await there.pool.aclose()
+            await server.pool.aclose()
 
 
 async def test_a_reply_is_not_read_after_its_block() -> None:
-    async with far(always(HI)) as there:
-        async with there.pool.request("GET", URL, ()) as reply:
+    async with memory_server(always_reply(HI)) as server:
+        async with server.pool.request("GET", URL, ()) as reply:
             await reply.read(10)
-        async with there.pool.request("GET", URL, ()):
+        async with server.pool.request("GET", URL, ()):
             with pytest.raises(UsageError, match="has ended"):
                 await reply.receive()
 
 
-async def test_a_block_is_entered_once_and_what_it_raises_leaves_it() -> None:
-    async with far(always(HI)) as there:
-        block = there.pool.request("GET", URL, ())
+async def test_a_block_is_entered_once_and_raises_its_own_exception() -> None:
+    async with memory_server(always_reply(HI)) as server:
+        block = server.pool.request("GET", URL, ())
         error = KeyError("mine")
         with pytest.raises(KeyError) as caught:
             async with block:
@@ -342,44 +348,44 @@ async def test_a_block_is_entered_once_and_what_it_raises_leaves_it() -> None:
             await block.__aenter__()
 
 
-# What is kept.
+# Kept connections.
 
 
 async def test_a_connection_is_used_again_the_newest_first(autojump_clock: MockClock) -> None:
-    async with far(always(HI)) as there:
-        async with there.pool.request("GET", URL, ()) as one, there.pool.request("GET", URL, ()) as other:
+    async with memory_server(always_reply(HI)) as server:
+        async with server.pool.request("GET", URL, ()) as one, server.pool.request("GET", URL, ()) as other:
             await one.read(10)
             await other.read(10)
         for _ in range(3):
-            assert await there.get() == b"hi"
+            assert await server.get() == b"hi"
         # The inner block, of the second connection, ended first.
-        assert [line.asked for line in there.lines] == [4, 1]
+        assert [connection.requests for connection in server.connections] == [4, 1]
 
 
-async def test_no_more_than_some_connections_idle_and_none_for_longer_than_stated(autojump_clock: MockClock) -> None:
-    async with far(always(HI)) as there:
+async def test_idle_connections_have_a_limit_and_a_timeout(autojump_clock: MockClock) -> None:
+    async with memory_server(always_reply(HI)) as server:
         async with contextlib.AsyncExitStack() as stack:
             for _ in range(40):
-                reply = await stack.enter_async_context(there.pool.request("GET", URL, ()))
+                reply = await stack.enter_async_context(server.pool.request("GET", URL, ()))
                 await reply.read(10)
-            assert there.open == 40
-        assert there.open == 32
+            assert server.open == 40
+        assert server.open == 32
         await trio.sleep(IDLE_SECONDS - 1)
-        await there.get()
-        assert (len(there.lines), there.open) == (40, 32)
+        await server.get()
+        assert (len(server.connections), server.open) == (40, 32)
         await trio.sleep(2)
-        await there.get()
-        assert (len(there.lines), there.open) == (40, 1)
+        await server.get()
+        assert (len(server.connections), server.open) == (40, 1)
         await trio.sleep(IDLE_SECONDS)
-        await there.get("http://other.test/")
-        assert (len(there.lines), there.open) == (41, 1)
+        await server.get("http://other.test/")
+        assert (len(server.connections), server.open) == (41, 1)
 
 
-async def test_what_idles_is_bounded_over_all_servers_and_one_is_not_used_for_another() -> None:
-    async with far(always(HI)) as there:
+async def test_the_limit_of_idle_connections_counts_all_servers() -> None:
+    async with memory_server(always_reply(HI)) as server:
         for number in range(70):
-            await there.get(f"http://mcp.test:{1000 + number}/")
-        assert (len(there.lines), there.open) == (70, 64)
+            await server.get(f"http://mcp.test:{1000 + number}/")
+        assert (len(server.connections), server.open) == (70, 64)
 
 
 @pytest.mark.parametrize(
@@ -395,29 +401,29 @@ async def test_what_idles_is_bounded_over_all_servers_and_one_is_not_used_for_an
     ],
 )
 async def test_a_connection_is_kept_if_the_reply_was_read_to_its_end(reply: bytes, kept: bool) -> None:
-    async with far(always(reply)) as there:
-        async with there.pool.request("GET", URL, ()) as answer:
+    async with memory_server(always_reply(reply)) as server:
+        async with server.pool.request("GET", URL, ()) as answer:
             assert await answer.receive() == b"hi"
-        assert there.open == kept
-        async with there.pool.request("GET", URL, ()):
+        assert server.open == kept
+        async with server.pool.request("GET", URL, ()):
             pass
-        assert len(there.lines) == 2 - kept
+        assert len(server.connections) == 2 - kept
 
 
-async def test_a_closed_pool_closes_what_idles_and_later_what_was_in_use() -> None:
-    async with far(always(HI)) as there:
-        await there.get("http://idle.test/")
-        async with there.pool.request("GET", URL, ()) as reply:
-            await there.pool.aclose()
-            await there.pool.aclose()
-            assert there.open == 1
+async def test_a_closed_pool_closes_idle_connections_and_later_those_in_use() -> None:
+    async with memory_server(always_reply(HI)) as server:
+        await server.get("http://idle.test/")
+        async with server.pool.request("GET", URL, ()) as reply:
+            await server.pool.aclose()
+            await server.pool.aclose()
+            assert server.open == 1
             assert await reply.read(10) == b"hi"
             with pytest.raises(UsageError, match="the pool is closed"):
-                there.pool.request("GET", URL, ())
-        assert there.open == 0
+                server.pool.request("GET", URL, ())
+        assert server.open == 0
 
 
-# What breaks off.
+# Broken replies.
 
 BROKEN = {
     "it ends before the reply": (b"", "ended before there was a reply"),
@@ -428,31 +434,31 @@ BROKEN = {
 
 
 @pytest.mark.parametrize("which", BROKEN)
-async def test_a_reply_that_does_not_come_is_broken_and_may_have_been_acted_on(which: str) -> None:
+async def test_a_request_without_a_reply_may_have_run(which: str) -> None:
     reply, why = BROKEN[which]
-    async with far(says(reply)) as there:
+    async with memory_server(replies_in_turn(reply)) as server:
         with pytest.raises(ReplyBroken, match=f"POST http://mcp.test: .*{why}") as caught:
-            async with there.pool.request("POST", f"{URL}?key=secret", (("A", "secret"),), b"secret"):
+            async with server.pool.request("POST", f"{URL}?key=secret", (("A", "secret"),), b"secret"):
                 raise AssertionError
         assert caught.value.sent
         assert "secret" not in str(caught.value)
-        assert (len(there.lines), there.open) == (1, 0)
+        assert (len(server.connections), server.open) == (1, 0)
 
 
 @pytest.mark.parametrize("reply", [HI, CHUNKED + b"2\r\nhi\r\n0\r\n\r\n"])
 @pytest.mark.parametrize("make", [unlimited_pipe, one_byte_pipe])
-async def test_a_reply_cut_anywhere_is_broken_and_the_next_request_goes_through(
+async def test_a_reply_cut_at_any_byte_is_an_error_and_the_next_request_works(
     reply: bytes, make: Callable[[], Pair], cuts: Cuts
 ) -> None:
     for at in cuts(reply[:-1]):
-        async with far(says(reply[:at], reply), make) as there:
+        async with memory_server(replies_in_turn(reply[:at], reply), make) as server:
             with pytest.raises(ReplyBroken) as caught:
-                await wait_or_fail(there.get, "the end")
+                await wait_or_fail(server.get, "the end")
             assert caught.value.sent
-            assert await wait_or_fail(there.get, "the next") == b"hi"
+            assert await wait_or_fail(server.get, "the next") == b"hi"
 
 
-async def test_a_body_that_is_reset_is_not_whole_even_if_the_connection_was_to_end_it() -> None:
+async def test_a_reset_body_is_an_error_also_without_a_length() -> None:
     class Reset(trio.abc.Stream):
         parts = (b"HTTP/1.1 200 OK\r\n\r\nhi",)
         closed = False
@@ -488,92 +494,92 @@ async def test_a_body_that_is_reset_is_not_whole_even_if_the_connection_was_to_e
 
 
 @pytest.mark.parametrize("replayable", [True, False])
-async def test_a_request_on_a_kept_connection_is_sent_twice_only_if_that_does_no_harm(replayable: bool) -> None:
-    async def play(line: Line) -> None:
-        await line.request()
-        await line.say(HI)
-        await line.request()
-        if line.number > 1:
-            await line.say(HI)
+async def test_a_request_on_a_kept_connection_is_repeated_only_if_replayable(replayable: bool) -> None:
+    async def handle(connection: ServerConnection) -> None:
+        await connection.request()
+        await connection.send(HI)
+        await connection.request()
+        if connection.number > 1:
+            await connection.send(HI)
 
-    async with far(play) as there:
-        await there.get()
+    async with memory_server(handle) as server:
+        await server.get()
         if replayable:
-            assert await there.get(replayable=True) == b"hi"
+            assert await server.get(replayable=True) == b"hi"
         else:
             with pytest.raises(ReplyBroken, match="before there was a reply") as caught:
-                await there.get()
+                await server.get()
             assert caught.value.sent
-        assert [line.asked for line in there.lines] == ([2, 1] if replayable else [2])
+        assert [connection.requests for connection in server.connections] == ([2, 1] if replayable else [2])
 
 
-async def test_a_request_is_sent_again_where_the_kept_connection_took_nothing_of_it() -> None:
-    async def play(line: Line) -> None:
-        await line.request()
-        await line.say(HI)
-        if line.number > 1:
-            await line.request()
-            await line.say(HI)
+async def test_a_request_is_repeated_if_the_kept_connection_took_no_byte() -> None:
+    async def handle(connection: ServerConnection) -> None:
+        await connection.request()
+        await connection.send(HI)
+        if connection.number > 1:
+            await connection.request()
+            await connection.send(HI)
 
-    async with far(play) as there:
-        await there.get()
-        await wait_all_tasks_blocked()  # the server has closed it, which a stream of memory does not show
-        async with there.pool.request("POST", URL, (), b"{}") as reply:
+    async with memory_server(handle) as server:
+        await server.get()
+        await wait_all_tasks_blocked()  # the server has closed it; a memory stream does not show this
+        async with server.pool.request("POST", URL, (), b"{}") as reply:
             assert await reply.read(10) == b"hi"
-        assert len(there.lines) == 2
+        assert len(server.connections) == 2
 
 
 @pytest.mark.parametrize("second", [b"H", b"junk"])
-async def test_nothing_is_sent_again_once_a_byte_has_come(second: bytes) -> None:
-    async def play(line: Line) -> None:
-        await line.request()
-        await line.say(HI)
-        await line.request()
-        await line.say(second)
+async def test_a_request_is_not_repeated_after_the_first_byte_of_a_reply(second: bytes) -> None:
+    async def handle(connection: ServerConnection) -> None:
+        await connection.request()
+        await connection.send(HI)
+        await connection.request()
+        await connection.send(second)
 
-    async with far(play) as there:
-        await there.get()
+    async with memory_server(handle) as server:
+        await server.get()
         with pytest.raises(ReplyBroken):
-            await there.get(replayable=True)
-        assert len(there.lines) == 1
+            await server.get(replayable=True)
+        assert len(server.connections) == 1
 
 
-async def test_a_fresh_connection_that_ends_is_not_tried_again() -> None:
-    async with far(says(None)) as there:
+async def test_a_request_on_a_new_connection_is_not_repeated() -> None:
+    async with memory_server(replies_in_turn(None)) as server:
         with pytest.raises(ReplyBroken):
-            await there.get(replayable=True)
-        assert len(there.lines) == 1
+            await server.get(replayable=True)
+        assert len(server.connections) == 1
 
 
 @pytest.mark.parametrize("size", [10, 200_000])
-async def test_a_server_that_does_not_read_is_given_up(autojump_clock: MockClock, size: int) -> None:
-    async def play(line: Line) -> None:
+async def test_writing_to_a_server_that_does_not_read_has_a_timeout(autojump_clock: MockClock, size: int) -> None:
+    async def handle(connection: ServerConnection) -> None:
         await trio.sleep_forever()
 
-    async with far(play, one_byte_pipe, limits=Limits(write_seconds=5)) as there:
+    async with memory_server(handle, one_byte_pipe, limits=Limits(write_seconds=5)) as server:
         start = trio.current_time()
         with pytest.raises(ReplyBroken, match="did not read the whole request") as caught:
-            async with there.pool.request("POST", URL, (), b"x" * size):
+            async with server.pool.request("POST", URL, (), b"x" * size):
                 raise AssertionError
         assert trio.current_time() == start + 5 + CLOSING
         assert not caught.value.sent
-        assert there.open == 0
+        assert server.open == 0
 
 
 @pytest.mark.parametrize("closes", [True, False])
 async def test_a_refusal_before_all_was_sent_is_a_reply(autojump_clock: MockClock, closes: bool) -> None:
-    async def play(line: Line) -> None:
-        await line.stream.receive_some()
-        await line.say(b"HTTP/1.1 413 Too large\r\nContent-Length: 2\r\n\r\nno")
+    async def handle(connection: ServerConnection) -> None:
+        await connection.stream.receive_some()
+        await connection.send(b"HTTP/1.1 413 Too large\r\nContent-Length: 2\r\n\r\nno")
         if not closes:
             await trio.sleep_forever()
 
-    async with far(play, lambda: pipe_pair(100)) as there:
+    async with memory_server(handle, lambda: pipe_pair(100)) as server:
         start = trio.current_time()
-        async with there.pool.request("POST", URL, (), b"x" * 200_000) as reply:
+        async with server.pool.request("POST", URL, (), b"x" * 200_000) as reply:
             assert (reply.status, await reply.read(10)) == (413, b"no")
         assert trio.current_time() == start
-        assert there.open == 0  # half a request is on it
+        assert server.open == 0  # it has half of a request
 
 
 # Cancelling.
@@ -587,31 +593,31 @@ def test_cancelling_at_any_step_closes_the_connection_and_leaves_the_pool_usable
     reply = CHUNKED + b"2\r\nhi\r\n0\r\n\r\n"
 
     async def scenario(attempt: Attempt) -> None:
-        async with far(always(reply), make) as there:
+        async with memory_server(always_reply(reply), make) as server:
             if kept:
-                await there.get()
+                await server.get()
             whole = False
             with attempt.window():
-                async with there.pool.request("POST", URL, (), b"{}") as answer:
+                async with server.pool.request("POST", URL, (), b"{}") as answer:
                     assert await answer.read(10) == b"hi"
                     whole = True
                     await trio.lowlevel.checkpoint()
-            idle, opened = there.open, len(there.lines)
+            idle, opened = server.open, len(server.connections)
             assert idle == whole
-            assert await there.get() == b"hi"
-            assert (there.open, len(there.lines)) == (1, opened + 1 - idle)
+            assert await server.get() == b"hi"
+            assert (server.open, len(server.connections)) == (1, opened + 1 - idle)
 
     assert cancel_at_each_step(scenario, watch=any_task) > 7
 
 
 def test_a_pool_that_is_closed_while_cancelled_closes_all() -> None:
     async def scenario(attempt: Attempt) -> None:
-        async with far(always(HI)) as there:
+        async with memory_server(always_reply(HI)) as server:
             for port in range(4):
-                await there.get(f"http://mcp.test:{1000 + port}/")
+                await server.get(f"http://mcp.test:{1000 + port}/")
             with attempt.window():
-                await there.pool.aclose()
-            assert there.open == 0
+                await server.pool.aclose()
+            assert server.open == 0
 
     assert cancel_at_each_step(scenario, watch="the scenario") > 1
 
@@ -619,21 +625,21 @@ def test_a_pool_that_is_closed_while_cancelled_closes_all() -> None:
 # Over sockets.
 
 
-async def _loopback(nursery: trio.Nursery, play: Callable[[trio.SocketStream], Awaitable[None]]) -> int:
-    listeners = await nursery.start(trio.serve_tcp, play, 0)
+async def _loopback(nursery: trio.Nursery, handle: Callable[[trio.SocketStream], Awaitable[None]]) -> int:
+    listeners = await nursery.start(trio.serve_tcp, handle, 0)
     port: int = next(each.socket.getsockname()[1] for each in listeners)
     return port
 
 
 @pytest.mark.parametrize("last", [b"", b"HTTP/1.1 408 Request Timeout\r\nConnection: close\r\n\r\n"])
-async def test_a_connection_on_which_something_came_meanwhile_is_not_used_again(last: bytes) -> None:
-    asked = []
+async def test_an_idle_connection_that_received_data_is_not_used_again(last: bytes) -> None:
+    requests = []
     gone = trio.Event()
 
-    async def play(stream: trio.SocketStream) -> None:
+    async def handle(stream: trio.SocketStream) -> None:
         async with stream:
-            first = not asked
-            asked.append(await stream.receive_some())
+            first = not requests
+            requests.append(await stream.receive_some())
             await stream.send_all(HI)
             if first:
                 await stream.send_all(last or b"")
@@ -642,22 +648,22 @@ async def test_a_connection_on_which_something_came_meanwhile_is_not_used_again(
         gone.set()
 
     async with open_nursery() as nursery:
-        url = f"http://127.0.0.1:{await _loopback(nursery, play)}/"
+        url = f"http://127.0.0.1:{await _loopback(nursery, handle)}/"
         async with HttpPool(limits=Limits(), environ={}) as pool:
             async with pool.request("POST", url, ()) as reply:
                 assert await reply.receive() == b"hi"
                 await gone.wait()
             async with pool.request("POST", url, ()) as reply:
                 assert await reply.read(10) == b"hi"
-    assert len(asked) == 2
+    assert len(requests) == 2
 
 
-async def test_many_who_ask_at_once_find_all_that_idled_closed() -> None:
-    """While one of them closes what it has found, the others look, too."""
+async def test_concurrent_requests_detect_closed_idle_connections() -> None:
+    """While one request closes the connections that it found ended, the others check them too."""
     opened = 0
     gates = [trio.Event(), trio.Event()]
 
-    async def play(stream: trio.SocketStream) -> None:
+    async def handle(stream: trio.SocketStream) -> None:
         nonlocal opened
         opened += 1
         gate = gates[opened > 8]
@@ -670,12 +676,12 @@ async def test_many_who_ask_at_once_find_all_that_idled_closed() -> None:
         async with pool.request("POST", url, ()) as reply:
             assert await reply.read(10) == b"hi"
             together.append(1)
-            while len(together) % 8:  # so that each has a connection of its own
+            while len(together) % 8:  # gives each request a connection of its own
                 await trio.lowlevel.checkpoint()
 
     together: list[int] = []
     async with open_nursery() as nursery:
-        url = f"http://127.0.0.1:{await _loopback(nursery, play)}/"
+        url = f"http://127.0.0.1:{await _loopback(nursery, handle)}/"
         async with HttpPool(limits=Limits(), environ={}) as pool:
             for gate in gates:
                 async with trio.open_nursery() as asking:
@@ -688,14 +694,14 @@ async def test_many_who_ask_at_once_find_all_that_idled_closed() -> None:
 
 
 async def test_a_reset_ends_a_reply_at_once() -> None:
-    async def play(stream: trio.SocketStream) -> None:
+    async def handle(stream: trio.SocketStream) -> None:
         await stream.receive_some(1)
         await stream.send_all(CHUNKED)
         stream.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0))
         stream.socket.close()
 
     async with open_nursery() as nursery:
-        url = f"http://127.0.0.1:{await _loopback(nursery, play)}/"
+        url = f"http://127.0.0.1:{await _loopback(nursery, handle)}/"
         async with HttpPool(limits=Limits(), environ={}) as pool:
             with pytest.raises(ReplyBroken) as caught:
                 async with pool.request("POST", url, (), b"{}") as reply:
@@ -703,7 +709,7 @@ async def test_a_reset_ends_a_reply_at_once() -> None:
             assert caught.value.sent
 
 
-async def test_an_mcp_server_of_ours_is_called_over_and_over_on_one_connection() -> None:
+async def test_an_mcp_server_gets_many_calls_on_one_connection() -> None:
     server = Server("served")
 
     @server.tool

@@ -1,4 +1,4 @@
-"""The way to an HTTP server: URLs, proxies, CONNECT and TLS, and what is said where there is none."""
+"""Connections to an HTTP server: URLs, proxies, CONNECT and TLS, and the errors of failed connections."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ HI = b"HTTP/1.1 200 OK\r\nContent-Length: 2\r\n\r\nhi"
         ("http://a.test/\"<>\\^`{|}", "http://a.test", "/%22%3C%3E%5C%5E%60%7B%7C%7D"),
     ],
 )  # fmt: skip
-def test_a_url_says_whom_to_ask_for_what(url: str, origin: str, target: str) -> None:
+def test_a_url_has_an_origin_and_a_target(url: str, origin: str, target: str) -> None:
     where, what = locate(url)
     assert (str(where), what) == (origin, target)
 
@@ -70,13 +70,13 @@ def test_a_url_says_whom_to_ask_for_what(url: str, origin: str, target: str) -> 
         (" http://a.test/secret", "white space"),
     ],
 )
-def test_what_is_no_url_is_refused_without_being_repeated(url: str, why: str) -> None:
+def test_the_error_of_an_invalid_url_does_not_show_it(url: str, why: str) -> None:
     with pytest.raises(UsageError, match=why) as caught:
         locate(url)
     assert "secret" not in str(caught.value)
 
 
-# Which proxy.
+# The choice of a proxy.
 
 
 @pytest.mark.parametrize(
@@ -129,7 +129,7 @@ def test_the_environment_names_a_proxy(environ: dict[str, str], url: str, proxy:
         ("", "localhost.test", False),
     ],
 )
-def test_some_servers_are_asked_directly(rules: str, host: str, direct: bool) -> None:
+def test_no_proxy_excludes_servers(rules: str, host: str, direct: bool) -> None:
     proxies = Proxies({"ALL_PROXY": "http://p.test", "no_proxy": rules})
     assert (proxies.between(Origin("http", host, 80)) is None) == direct
 
@@ -137,14 +137,14 @@ def test_some_servers_are_asked_directly(rules: str, host: str, direct: bool) ->
 @pytest.mark.parametrize(
     "value", ["socks5://u:secret@p.test", "http://u:secret@", "http://u:secret@p.test:x", "http://secret@["]
 )
-async def test_a_proxy_that_cannot_be_used_is_said_to_be_none_without_its_password(value: str) -> None:
+async def test_the_error_of_an_invalid_proxy_does_not_show_its_password(value: str) -> None:
     async with HttpPool(limits=Limits(), environ={"HTTPS_PROXY": value}) as pool:
         with pytest.raises(ConnectionFailed, match=r"^HTTPS_PROXY .*NO_PROXY") as caught:
             pool.request("GET", "https://a.test", ())
         assert "secret" not in str(caught.value)
 
 
-def test_credentials_for_a_proxy_are_in_nobodys_repr() -> None:
+def test_credentials_for_a_proxy_are_not_in_a_repr() -> None:
     proxy = Proxies({"ALL_PROXY": "http://us%65r:s%40c:r@et@p.test"}).between(Origin("http", "a.test", 80))
     assert proxy is not None
     assert proxy.fields == "Proxy-Authorization: Basic dXNlcjpzQGM6ckBldA==\r\n"  # user:s@c:r@et
@@ -169,8 +169,8 @@ def trusting(authority: trustme.CA) -> ssl.SSLContext:
     return context
 
 
-async def hi(stream: trio.abc.Stream) -> None:
-    """Answers one request after the other."""
+async def answer_hi(stream: trio.abc.Stream) -> None:
+    """A handler that answers each request."""
     async with stream:
         while (data := await stream.receive_some()) and data.endswith(b"\r\n\r\n"):
             await stream.send_all(HI)
@@ -178,7 +178,7 @@ async def hi(stream: trio.abc.Stream) -> None:
 
 @asynccontextmanager
 async def listening(handler: Handler, authority: trustme.CA | None = None, name: str = "a.test") -> AsyncIterator[int]:
-    """Serves on loopback, with a certificate for `name` if there is an authority; the block gets the port."""
+    """Serve on loopback, with a certificate for `name` if there is an authority.  Yields the port."""
     context: ssl.SSLContext | None = None
     if authority is not None:
         context = ssl.create_default_context(ssl.Purpose.CLIENT_AUTH)
@@ -196,8 +196,8 @@ async def listening(handler: Handler, authority: trustme.CA | None = None, name:
         yield next(each.socket.getsockname()[1] for each in listeners if each.socket.family == socket.AF_INET)
 
 
-def to(port: int) -> Callable[[str, int], Awaitable[trio.abc.Stream]]:
-    """For `connect=`: whatever the name is, it is here."""
+def connect_to(port: int) -> Callable[[str, int], Awaitable[trio.abc.Stream]]:
+    """A function for `connect=` that connects each name to this port."""
 
     async def connect(host: str, _: int) -> trio.abc.Stream:
         return await trio.open_tcp_stream("127.0.0.1", port)
@@ -214,22 +214,22 @@ async def fetch(url: str, times: int = 1, **options: Any) -> list[bytes]:
         return bodies
 
 
-async def test_https_is_spoken_and_its_connections_are_kept(authority: trustme.CA, trusting: ssl.SSLContext) -> None:
+async def test_https_works_and_its_connections_are_kept(authority: trustme.CA, trusting: ssl.SSLContext) -> None:
     spoken = []
 
     async def handler(stream: trio.abc.Stream) -> None:
         assert isinstance(stream, trio.SSLStream)
         await stream.do_handshake()
         spoken.append(stream.selected_alpn_protocol())
-        await hi(stream)
+        await answer_hi(stream)
 
     trusting.set_alpn_protocols(["http/1.1"])
     async with listening(handler, authority) as port:
-        assert await fetch("https://a.test./", 5, ssl_context=trusting, connect=to(port)) == [b"hi"] * 5
+        assert await fetch("https://a.test./", 5, ssl_context=trusting, connect=connect_to(port)) == [b"hi"] * 5
     assert spoken == ["http/1.1"]
 
 
-async def test_a_server_may_end_a_reply_by_closing_without_a_word_of_tls(
+async def test_a_server_may_end_a_reply_without_a_tls_close_notify(
     authority: trustme.CA, trusting: ssl.SSLContext
 ) -> None:
     async def handler(stream: trio.abc.Stream) -> None:
@@ -239,10 +239,10 @@ async def test_a_server_may_end_a_reply_by_closing_without_a_word_of_tls(
         await stream.transport_stream.aclose()
 
     async with listening(handler, authority) as port:
-        assert await fetch("https://a.test/", ssl_context=trusting, connect=to(port)) == [b"hi"]
+        assert await fetch("https://a.test/", ssl_context=trusting, connect=connect_to(port)) == [b"hi"]
 
 
-async def test_without_a_context_the_system_is_trusted(
+async def test_the_default_context_trusts_the_system_certificates(
     authority: trustme.CA, monkeypatch: pytest.MonkeyPatch, tmp_path: Any
 ) -> None:
     authority.cert_pem.write_to_path(str(tmp_path / "ca.pem"))
@@ -253,24 +253,24 @@ async def test_without_a_context_the_system_is_trusted(
         assert isinstance(stream, trio.SSLStream)
         await stream.do_handshake()
         spoken.append(stream.selected_alpn_protocol())
-        await hi(stream)
+        await answer_hi(stream)
 
     async with listening(handler, authority) as port:
-        assert await fetch("https://a.test/", connect=to(port)) == [b"hi"]
+        assert await fetch("https://a.test/", connect=connect_to(port)) == [b"hi"]
     assert spoken == ["http/1.1"]
 
 
-async def test_a_certificate_that_is_not_good_is_refused_with_the_reason(
+async def test_an_invalid_certificate_is_refused_with_the_reason(
     authority: trustme.CA, trusting: ssl.SSLContext
 ) -> None:
-    async with listening(hi, authority, "b.test") as port:
+    async with listening(answer_hi, authority, "b.test") as port:
         for context, why in [(trusting, "[Hh]ostname mismatch.*a.test"), (None, "unable to get local issuer")]:
             with pytest.raises(ConnectionFailed, match=f"a.test:443 is not trusted: .*{why}.*ssl_context=") as caught:
-                await fetch("https://a.test/", ssl_context=context, connect=to(port))
+                await fetch("https://a.test/", ssl_context=context, connect=connect_to(port))
             assert isinstance(caught.value.__cause__, ssl.SSLCertVerificationError)
 
 
-async def test_what_does_not_speak_tls_is_said_not_to(trusting: ssl.SSLContext) -> None:
+async def test_the_error_of_a_server_without_tls_says_so(trusting: ssl.SSLContext) -> None:
     async def plain(stream: trio.abc.Stream) -> None:
         async with stream:
             await stream.receive_some()
@@ -282,12 +282,12 @@ async def test_what_does_not_speak_tls_is_said_not_to(trusting: ssl.SSLContext) 
     for handler, why in [(plain, "does not speak TLS"), (silent, "broke the connection in the TLS handshake")]:
         async with listening(handler) as port:
             with pytest.raises(ConnectionFailed, match=f"^a.test:443 {why}"):
-                await fetch("https://a.test/", ssl_context=trusting, connect=to(port))
+                await fetch("https://a.test/", ssl_context=trusting, connect=connect_to(port))
 
 
-async def test_nobody_there_is_one_error_with_the_systems_own_beneath() -> None:
+async def test_a_refused_connection_is_one_error_with_the_system_error_as_cause() -> None:
     with socket.socket() as unused:
-        unused.bind(("127.0.0.1", 0))  # and does not listen
+        unused.bind(("127.0.0.1", 0))  # but does not listen
         port = unused.getsockname()[1]
         with pytest.raises(ConnectionFailed, match=f"^no connection to 127.0.0.1:{port}: connection refused") as caught:
             await fetch(f"http://127.0.0.1:{port}/")
@@ -303,7 +303,7 @@ async def test_nobody_there_is_one_error_with_the_systems_own_beneath() -> None:
         (OSError(113, "No route to host"), "No route to host"),
     ],
 )
-async def test_no_connection_is_said_to_be_none_and_why(error: OSError, why: str) -> None:
+async def test_the_error_of_a_failed_connection_has_the_reason(error: OSError, why: str) -> None:
     async def connect(host: str, port: int) -> trio.abc.Stream:
         raise error
 
@@ -312,7 +312,7 @@ async def test_no_connection_is_said_to_be_none_and_why(error: OSError, why: str
     assert caught.value.__cause__ is error
 
 
-async def test_every_address_is_heard_of_once() -> None:
+async def test_the_error_lists_each_address_once() -> None:
     async def connect(host: str, port: int) -> trio.abc.Stream:
         reasons = [OSError(113, "No route"), OSError(113, "No route"), OSError(111, "Connection refused")]
         raise OSError("all attempts to connect failed") from ExceptionGroup("several", reasons)
@@ -322,8 +322,8 @@ async def test_every_address_is_heard_of_once() -> None:
 
 
 @pytest.mark.parametrize("url", ["http://a.test/", "https://a.test/", "https://b.test/"])
-async def test_a_connection_stands_within_a_stated_time_or_not_at_all(url: str, autojump_clock: MockClock) -> None:
-    """The name, the TLS handshake, and the proxy, that do not answer."""
+async def test_opening_a_connection_has_a_timeout(url: str, autojump_clock: MockClock) -> None:
+    """The name lookup, the TLS handshake and the proxy do not answer."""
     opened = []
 
     async def connect(host: str, port: int) -> trio.abc.Stream:
@@ -343,8 +343,8 @@ async def test_a_connection_stands_within_a_stated_time_or_not_at_all(url: str, 
 # Through a proxy.
 
 
-class Between:
-    """A proxy on loopback: it knows only this one server, which listens at `port`.  `heads` are what it was asked."""
+class Proxy:
+    """A proxy on loopback to one server, which listens at `port`.  `heads` are the requests that it received."""
 
     def __init__(self, port: int, reply: bytes = b"HTTP/1.1 200 Connection established\r\nVia: x\r\n\r\n") -> None:
         self.port = port
@@ -366,10 +366,10 @@ class Between:
             if b" 200 " in self.reply:
                 server = await trio.open_tcp_stream("127.0.0.1", self.port)
                 async with server, open_nursery() as nursery:
-                    nursery.start_soon(self._pass_on, server, stream)
-                    await self._pass_on(stream, server)
+                    nursery.start_soon(self._forward, server, stream)
+                    await self._forward(stream, server)
 
-    async def _pass_on(self, one: trio.abc.Stream, other: trio.abc.Stream) -> None:
+    async def _forward(self, one: trio.abc.Stream, other: trio.abc.Stream) -> None:
         try:
             while data := await one.receive_some():
                 await other.send_all(data)
@@ -379,8 +379,8 @@ class Between:
 
 @pytest.mark.parametrize("kind", ["http", "https"])
 async def test_https_goes_through_a_tunnel(kind: str, authority: trustme.CA, trusting: ssl.SSLContext) -> None:
-    async with listening(hi, authority, "a.test") as port:
-        between = Between(port)
+    async with listening(answer_hi, authority, "a.test") as port:
+        between = Proxy(port)
         secured = authority if kind == "https" else None
         async with listening(between, secured, "127.0.0.1") as proxy:
             environ = {"HTTPS_PROXY": f"{kind}://user:secret@127.0.0.1:{proxy}"}
@@ -391,7 +391,7 @@ async def test_https_goes_through_a_tunnel(kind: str, authority: trustme.CA, tru
 
 
 async def test_plain_http_names_the_server_to_the_proxy() -> None:
-    between = Between(0)
+    between = Proxy(0)
     async with listening(between) as proxy:
         environ = {"HTTP_PROXY": f"http://user:secret@127.0.0.1:{proxy}"}
         assert await fetch("http://a.test/mcp?b", environ=environ) == [b"hi"]
@@ -412,15 +412,15 @@ async def test_plain_http_names_the_server_to_the_proxy() -> None:
         (b"HTTP/1.1 201 Ok\r\n\r\nsecret", "unexpected data"),
     ],
 )
-async def test_a_proxy_that_gives_no_way_is_named_and_so_is_what_to_do(reply: bytes, why: str) -> None:
-    async with listening(Between(0, reply)) as port:
+async def test_the_error_of_a_refusing_proxy_names_it_and_has_advice(reply: bytes, why: str) -> None:
+    async with listening(Proxy(0, reply)) as port:
         environ = {"https_proxy": f"http://user:secret@127.0.0.1:{port}"}
         with pytest.raises(ConnectionFailed, match=rf"^the proxy 127.0.0.1:{port} \(https_proxy\) .*{why}") as caught:
             await fetch("https://a.test/secret", environ=environ)
         assert "secret" not in str(caught.value)
 
 
-async def test_a_proxy_that_is_not_there_is_said_to_be_the_one_who_is_not() -> None:
+async def test_the_error_of_an_unreachable_proxy_names_the_proxy() -> None:
     async def connect(host: str, port: int) -> trio.abc.Stream:
         raise ConnectionRefusedError(111, "Connection refused")
 
@@ -438,7 +438,7 @@ async def test_a_connection_through_one_proxy_is_not_used_for_another(monkeypatc
         return await trio.open_tcp_stream("127.0.0.1", here)
 
     environ = {"HTTP_PROXY": "p.test", "NO_PROXY": "b.test"}
-    async with listening(hi) as here, HttpPool(limits=Limits(), connect=connect, environ=environ) as pool:
+    async with listening(answer_hi) as here, HttpPool(limits=Limits(), connect=connect, environ=environ) as pool:
         for host in ("a.test", "b.test", "p.test", "a.test", "b.test"):
             async with pool.request("GET", f"http://{host}/", ()) as reply:
                 await reply.read(10)
@@ -461,7 +461,7 @@ def test_cancelling_in_the_middle_of_tls_or_a_proxy_leaves_no_connection_open(
                 while not data.endswith(b"\r\n\r\n"):
                     data += await stream.receive_some()
                 await stream.send_all(b"HTTP/1.1 200 OK\r\n\r\n")
-                await hi(trio.SSLStream(stream, served, server_side=True))
+                await answer_hi(trio.SSLStream(stream, served, server_side=True))
             except trio.BrokenResourceError:
                 pass
 

@@ -1,4 +1,4 @@
-"""Clients that get their tokens by OAuth, from the first refusal to the end of the session."""
+"""Clients that get their tokens with OAuth, from the first refusal to the end of the session."""
 
 from __future__ import annotations
 
@@ -35,13 +35,13 @@ from trio_mcp.oauth import (
 from trio_mcp.relay import open_relay
 from trio_mcp.types import ChangeKind, JsonObject
 
-PLACES = [
+TRANSPORTS = [
     *(("http", revision) for revision in (B, C, D, E)),
     *(("http+sse", revision) for revision in (A, D)),
     *(("websocket", revision) for revision in (A, E)),
 ]
-everywhere = pytest.mark.parametrize(("transport", "revision"), PLACES)
-by_http = pytest.mark.parametrize(("transport", "revision"), [("http", B), ("http", D), ("http", E), ("http+sse", A)])
+on_each_transport = pytest.mark.parametrize(("transport", "revision"), TRANSPORTS)
+over_http = pytest.mark.parametrize(("transport", "revision"), [("http", B), ("http", D), ("http", E), ("http+sse", A)])
 in_both_eras = pytest.mark.parametrize("revision", [D, E])
 WHOLE = ["metadata", "register", "authorize", "token"]
 
@@ -50,12 +50,14 @@ async def add(client: Client, number: int = 1) -> None:
     assert await client.call_tool("add", {"a": 1, "b": number}, returns=int) == 1 + number
 
 
-# The way to a token, and what it is used for.
+# Getting and using a token.
 
 
 @req("auth-01", "auth-16", "auth-17", "auth-29", "auth-48")
-@everywhere
-async def test_a_token_is_got_once_and_used_for_all(transport: str, revision: str, autojump_clock: MockClock) -> None:
+@on_each_transport
+async def test_one_token_is_requested_and_used_for_all_calls(
+    transport: str, revision: str, autojump_clock: MockClock
+) -> None:
     async with no_tasks_left(), oauth_network(transport) as network:
         async with network.client(revision=revision) as client:
             assert client.revision == revision
@@ -65,8 +67,8 @@ async def test_a_token_is_got_once_and_used_for_all(transport: str, revision: st
         assert len(network.pages) == 1
 
 
-@everywhere
-async def test_a_server_that_wants_no_token_is_sent_none(
+@on_each_transport
+async def test_a_server_without_authorization_gets_no_token(
     transport: str, revision: str, autojump_clock: MockClock
 ) -> None:
     async with (
@@ -78,8 +80,8 @@ async def test_a_server_that_wants_no_token_is_sent_none(
         assert network.exchange_kinds() == network.pages == []
 
 
-@by_http
-async def test_a_token_that_has_come_to_its_end_is_renewed_before_it_is_used(
+@over_http
+async def test_an_expired_token_is_renewed_before_it_is_used(
     transport: str, revision: str, autojump_clock: MockClock
 ) -> None:
     async with no_tasks_left(), oauth_network(transport) as network, network.client(revision=revision) as client:
@@ -89,11 +91,11 @@ async def test_a_token_that_has_come_to_its_end_is_renewed_before_it_is_used(
         seen = len(network.refused)
         await add(client)
         assert network.exchange_kinds() == [*WHOLE, "token"]
-        assert len(network.refused) == seen  # the server did not have to say so
+        assert len(network.refused) == seen  # the server refused no request
         assert len(network.pages) == 1
 
 
-@by_http
+@over_http
 async def test_a_token_that_is_refused_in_the_middle_of_a_session_is_replaced(
     transport: str, revision: str, autojump_clock: MockClock
 ) -> None:
@@ -101,15 +103,15 @@ async def test_a_token_that_is_refused_in_the_middle_of_a_session_is_replaced(
         for number in range(3):
             network.revoke_tokens()
             await add(client, number)
-        assert len(network.pages) == 1  # and the user is not asked for what can be renewed
+        assert len(network.pages) == 1  # a refresh needs no page for the user
         network.revoke_tokens()
         network.authority.refresh_tokens.clear()
         await add(client)
         assert len(network.pages) == 2
 
 
-@by_http
-async def test_calls_are_not_serialised_and_wait_for_one_flow(
+@over_http
+async def test_calls_run_concurrently_and_wait_for_one_flow(
     transport: str, revision: str, autojump_clock: MockClock
 ) -> None:
     server = sample_server()
@@ -125,23 +127,23 @@ async def test_calls_are_not_serialised_and_wait_for_one_flow(
         network.client(revision=revision) as client,
     ):
 
-        async def ten() -> float:
+        async def time_of_ten_calls() -> float:
             start = trio.current_time()
             async with trio.open_nursery() as nursery:
                 for _ in range(10):
                     nursery.start_soon(partial(client.call_tool, "slow", returns=str))
             return trio.current_time() - start
 
-        assert await ten() == 10
+        assert await time_of_ten_calls() == 10
         network.revoke_tokens()
         network.before_exchange = network.delay_tokens(3)
-        # To find the metadata of the resource takes no time here, and to ask for the token 3 seconds.
-        assert await ten() == 13
+        # The metadata of the resource takes no time here, and the token request takes 3 seconds.
+        assert await time_of_ten_calls() == 13
         assert network.exchange_kinds() == [*WHOLE, "token"]
 
 
-async def test_who_has_a_token_does_not_wait_for_who_wants_more(autojump_clock: MockClock) -> None:
-    async with no_tasks_left(), oauth_network("http", stepping()) as network, network.client(revision=E) as client:
+async def test_a_call_with_a_valid_token_does_not_wait_for_a_step_up(autojump_clock: MockClock) -> None:
+    async with no_tasks_left(), oauth_network("http", scoped_server()) as network, network.client(revision=E) as client:
         assert await client.call_tool("look", returns=str) == "seen"
         network.before_consent = partial(trio.sleep, 60)
         async with trio.open_nursery() as nursery:
@@ -151,7 +153,7 @@ async def test_who_has_a_token_does_not_wait_for_who_wants_more(autojump_clock: 
                 assert await client.call_tool("look", returns=str) == "seen"
 
 
-def stepping() -> Server:
+def scoped_server() -> Server:
     server = Server("stepping")
 
     @server.tool(scopes=["read"])
@@ -171,12 +173,12 @@ def stepping() -> Server:
 
 @req("auth-81", "auth-83", "auth-112")
 @pytest.mark.parametrize(("transport", "revision"), [("http", D), ("http", E), ("http+sse", A)])
-async def test_what_a_tool_needs_is_asked_for_when_it_is_called(
+async def test_the_scope_of_a_tool_is_requested_when_it_is_called(
     transport: str, revision: str, autojump_clock: MockClock
 ) -> None:
     async with (
         no_tasks_left(),
-        oauth_network(transport, stepping(), withholds=("never",)) as network,
+        oauth_network(transport, scoped_server(), withholds=("never",)) as network,
         network.client(revision=revision) as client,
     ):
         for _ in range(2):
@@ -192,7 +194,7 @@ async def test_what_a_tool_needs_is_asked_for_when_it_is_called(
         assert await client.call_tool("write", returns=str) == "written"
 
 
-async def test_a_stream_that_stands_open_comes_back_with_a_new_token(autojump_clock: MockClock) -> None:
+async def test_an_open_stream_is_resumed_with_a_new_token(autojump_clock: MockClock) -> None:
     server = sample_server()
     async with (
         no_tasks_left(),
@@ -210,7 +212,7 @@ async def test_a_stream_that_stands_open_comes_back_with_a_new_token(autojump_cl
 
 
 @pytest.mark.parametrize("plain_verify", [True, False])
-async def test_a_stream_comes_back_also_if_no_token_is_to_be_had_for_a_while(
+async def test_a_stream_is_resumed_if_no_token_is_available_for_a_while(
     plain_verify: bool, autojump_clock: MockClock
 ) -> None:
     server = sample_server()
@@ -271,11 +273,11 @@ async def test_a_redirect_within_the_origin_keeps_its_token_and_others_are_not_f
         assert network.ports == {3000, 4000}
 
 
-# What outlives the client.
+# Stores.
 
 
-class Store(MemoryTokenStore):
-    """Takes its time, fails when it is told to, and has what it was given written down."""
+class RecordingStore(MemoryTokenStore):
+    """A store that records the given entries, and that can be slow or fail."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -297,11 +299,11 @@ class Store(MemoryTokenStore):
         await super().set(server_url, entry)
 
 
-@everywhere
-async def test_years_later_a_new_process_asks_nobody_but_for_a_token(
+@on_each_transport
+async def test_a_new_process_only_refreshes_the_stored_token_years_later(
     transport: str, revision: str, autojump_clock: MockClock
 ) -> None:
-    store = Store()
+    store = RecordingStore()
     async with no_tasks_left(), oauth_network(transport) as network:
         async with network.client(network.auth(store=store), revision=revision) as client:
             await add(client)
@@ -317,8 +319,8 @@ async def test_years_later_a_new_process_asks_nobody_but_for_a_token(
         assert len(network.pages) == 1
 
 
-async def test_a_token_that_is_good_is_used_by_the_next_process_as_it_is(autojump_clock: MockClock) -> None:
-    store = Store()
+async def test_a_valid_token_is_used_by_the_next_process(autojump_clock: MockClock) -> None:
+    store = RecordingStore()
     async with no_tasks_left(), oauth_network() as network:
         for _ in range(2):
             async with network.client(network.auth(store=store)) as client:
@@ -326,15 +328,15 @@ async def test_a_token_that_is_good_is_used_by_the_next_process_as_it_is(autojum
         assert network.exchange_kinds() == WHOLE
 
 
-async def test_two_processes_do_not_use_up_each_others_tokens(autojump_clock: MockClock) -> None:
-    store = Store()
+async def test_two_processes_share_the_renewed_tokens(autojump_clock: MockClock) -> None:
+    store = RecordingStore()
     async with no_tasks_left(), oauth_network() as network:
         async with network.client(network.auth(store=store)) as one, network.client(network.auth(store=store)) as other:
             for number in range(4):
                 network.revoke_tokens()
                 for client in (one, other):
                     await add(client, number)
-        # Each time one of them has renewed it, for both.
+        # Each time one client has renewed the token for both.
         assert network.exchange_kinds() == [*WHOLE, *["token"] * 4]
 
 
@@ -348,10 +350,10 @@ async def test_clients_of_one_object_share_their_tokens(autojump_clock: MockCloc
         assert network.exchange_kinds() == WHOLE
 
 
-async def test_a_store_that_fails_is_told_and_costs_nothing_else(
+async def test_a_failing_store_is_logged_and_the_calls_go_on(
     autojump_clock: MockClock, caplog: pytest.LogCaptureFixture
 ) -> None:
-    store = Store()
+    store = RecordingStore()
     store.fails = "set"
     async with no_tasks_left(), oauth_network() as network:
         auth = network.auth(store=store)
@@ -361,7 +363,7 @@ async def test_a_store_that_fails_is_told_and_costs_nothing_else(
             store.seconds, start = math.inf, trio.current_time()
             network.revoke_tokens()
             await add(client)
-            # It is asked for what others have stored, given the new ones, and waited for no longer each time.
+            # Both `get` (another process may have stored tokens) and `set` are abandoned after a timeout.
             assert trio.current_time() - start == 60
             store.seconds, store.fails = 0, "get"
             network.revoke_tokens()
@@ -375,7 +377,7 @@ async def test_a_store_that_fails_is_told_and_costs_nothing_else(
         assert "Geheim" not in str(failed.value)
 
 
-async def test_a_store_that_does_not_wait_is_told_to(autojump_clock: MockClock) -> None:
+async def test_a_store_without_async_functions_is_refused(autojump_clock: MockClock) -> None:
     class Plain:
         def get(self, server_url: str) -> None: ...
 
@@ -388,8 +390,8 @@ async def test_a_store_that_does_not_wait_is_told_to(autojump_clock: MockClock) 
                 raise AssertionError("it was opened")
 
 
-async def test_tokens_that_cannot_be_stored_are_not_given_up_for_those_that_were(autojump_clock: MockClock) -> None:
-    store = Store()
+async def test_tokens_that_cannot_be_stored_replace_the_stored_ones(autojump_clock: MockClock) -> None:
+    store = RecordingStore()
     async with no_tasks_left(), oauth_network() as network:
         async with network.client(network.auth(store=store)) as client:
             await add(client)
@@ -399,17 +401,17 @@ async def test_tokens_that_cannot_be_stored_are_not_given_up_for_those_that_were
                 network.revoke_tokens()
                 await add(client, number)
         used = [each["refresh_token"] for each in network.authority.of("token")[1:]]
-        assert len(set(used)) == len(used) == 3  # none of them twice
+        assert len(set(used)) == len(used) == 3  # each one is used once
         assert len(network.pages) == 1
 
 
-async def test_a_refresh_that_brings_what_is_refused_is_not_tried_again(autojump_clock: MockClock) -> None:
+async def test_a_refresh_is_not_repeated_if_its_token_is_refused(autojump_clock: MockClock) -> None:
     async def judge(request: SendRequest) -> None:
         network.accepts_tokens = b"grant_type=refresh_token" not in request.body
 
     async with no_tasks_left(), oauth_network() as network:
         network.before_exchange = judge
-        async with network.client(network.auth(store=Store())) as client:
+        async with network.client(network.auth(store=RecordingStore())) as client:
             await add(client)
             network.revoke_tokens()
             with pytest.raises(AuthorizationFailed, match="has just issued"):
@@ -419,8 +421,8 @@ async def test_a_refresh_that_brings_what_is_refused_is_not_tried_again(autojump
         assert asked == ["authorization_code", "refresh_token", "authorization_code"]
 
 
-async def test_a_store_that_gives_nothing_is_waited_for_so_long(autojump_clock: MockClock) -> None:
-    store = Store()
+async def test_waiting_for_a_store_has_a_timeout(autojump_clock: MockClock) -> None:
+    store = RecordingStore()
     store.seconds = math.inf
     async with no_tasks_left(), oauth_network() as network:
         start = trio.current_time()
@@ -431,8 +433,8 @@ async def test_a_store_that_gives_nothing_is_waited_for_so_long(autojump_clock: 
 
 
 @pytest.mark.parametrize("entry", [{}, {"form": 1, "server_url": "https://other.example", "registered": []}])
-async def test_an_entry_that_is_none_of_ours_is_an_error(entry: JsonObject, autojump_clock: MockClock) -> None:
-    store = Store()
+async def test_an_invalid_entry_of_a_store_is_an_error(entry: JsonObject, autojump_clock: MockClock) -> None:
+    store = RecordingStore()
     async with no_tasks_left(), oauth_network() as network:
         await store.set(network.url, entry)
         with pytest.raises(UsageError, match=r"cannot be read|another server"):
@@ -443,7 +445,7 @@ async def test_an_entry_that_is_none_of_ours_is_an_error(entry: JsonObject, auto
 # Without a user.
 
 
-async def test_a_program_acts_for_itself(autojump_clock: MockClock) -> None:
+async def test_a_program_gets_tokens_without_a_user(autojump_clock: MockClock) -> None:
     settings = {"methods": ("client_secret_basic",), "grants": ("client_credentials",), "registers": False}
     machine = Application("Robot", grant=ClientCredentials(), clients=(OAuthClient("robot", secret="geheim"),))
     async with no_tasks_left(), oauth_network(**settings) as network:
@@ -457,7 +459,7 @@ async def test_a_program_acts_for_itself(autojump_clock: MockClock) -> None:
 
 
 @req("auth-90")
-def test_all_servers_learn_to_whom_a_client_id_belongs() -> None:
+def test_a_client_id_is_not_sent_to_another_issuer() -> None:
     robot = Application("Robot", grant=ClientCredentials(), clients=[OAuthClient("robot", secret="geheim")])
     server = AuthServer(
         grants=("client_credentials",), methods=("client_secret_post",), clients={"robot": {"client_secret": "geheim"}}
@@ -476,7 +478,7 @@ def test_all_servers_learn_to_whom_a_client_id_belongs() -> None:
     assert not thief.of("token")
 
 
-async def test_a_platform_vouches_for_a_program_and_is_asked_each_time(autojump_clock: MockClock) -> None:
+async def test_the_assertion_callback_is_called_for_each_token(autojump_clock: MockClock) -> None:
     grant = "urn:ietf:params:oauth:grant-type:jwt-bearer"
     workload = Application("Robot", grant=WorkloadIdentity(), clients=(OAuthClient("robot"),))
     asked: list[tuple[str, str | None]] = []
@@ -498,7 +500,9 @@ async def test_a_platform_vouches_for_a_program_and_is_asked_each_time(autojump_
 @pytest.mark.parametrize(
     ("vouch", "why"), [(lambda *_: 1 / 0, "ZeroDivisionError"), (lambda *_: None, "must return text, got NoneType")]
 )
-async def test_nobody_vouches(vouch: Callable[..., Any], why: str, autojump_clock: MockClock) -> None:
+async def test_an_assertion_callback_without_a_result_fails_the_flow(
+    vouch: Callable[..., Any], why: str, autojump_clock: MockClock
+) -> None:
     workload = Application("Robot", grant=WorkloadIdentity(), clients=(OAuthClient("robot"),))
     async with (
         no_tasks_left(),
@@ -526,7 +530,7 @@ async def test_every_request_proves_the_key_with_the_newest_nonce(autojump_clock
     refused: list[str] = []
 
     async def handle(received: ReceivedRequest, out: ResponseWriter) -> None:
-        """Each answer brings the nonce that the next request is to have."""
+        """Each answer has the nonce for the next request."""
         nonce = {"DPoP-Nonce": f"n{len(proofs)}"}
         if received.target.startswith("/.well-known/"):
             await out.json({"resource": RESOURCE, "authorization_servers": [ISSUER]})
@@ -554,10 +558,10 @@ async def test_every_request_proves_the_key_with_the_newest_nonce(autojump_clock
                 await client.list_tools_page()
         assert len({each["jti"] for each in proofs}) == len(proofs) >= 4
         assert [(each["htm"], each["htu"]) for each in proofs] == [(each["method"], each["url"]) for each in proofs]
-        assert refused == ["invalid_token"]  # for what a good answer brings is used as well
+        assert refused == ["invalid_token"]  # nonces of successful answers are used as well
 
 
-async def test_a_program_proves_who_it_is_by_a_key(autojump_clock: MockClock) -> None:
+async def test_a_program_authenticates_with_a_key(autojump_clock: MockClock) -> None:
     robot = Application("Robot", grant=ClientCredentials(), clients=[OAuthClient("robot")], key=key())
     settings = {"methods": ("private_key_jwt",), "grants": ("client_credentials",), "registers": False}
     async with no_tasks_left(), oauth_network(**settings) as network:
@@ -568,11 +572,11 @@ async def test_a_program_proves_who_it_is_by_a_key(autojump_clock: MockClock) ->
         assert jwt_parts(asked["client_assertion"])[1]["sub"] == "robot"
 
 
-# What is refused at once.
+# Invalid options.
 
 
 class Stream(trio.abc.Stream):
-    """That nobody uses."""
+    """A stream that is not used."""
 
     async def send_all(self, data: bytes | bytearray | memoryview) -> None: ...
     async def wait_send_all_might_not_block(self) -> None: ...
@@ -581,14 +585,14 @@ class Stream(trio.abc.Stream):
 
 
 @pytest.mark.parametrize("target", [["python", "server.py"], Server("x"), Stream()])
-def test_what_is_not_reached_by_http_has_no_use_for_tokens(target: Any) -> None:
+def test_auth_is_refused_for_targets_without_http(target: Any) -> None:
     with pytest.raises(UsageError, match=r"does not support the options: auth$"):
         open_client(target, auth=OAuth("Visitor"))
 
 
 @req("auth-24", "auth-53")
 @pytest.mark.parametrize("url", ["http://mcp.example/mcp", "ws://mcp.example/ws", "http://127.0.0.1:3000/mcp"])
-def test_tokens_are_not_sent_in_the_open(url: str) -> None:
+def test_auth_is_refused_for_unencrypted_urls(url: str) -> None:
     with pytest.raises(UsageError, match=r"tokens cannot be sent .* is not https"):
         open_client(url, auth=OAuth("Visitor"))
     if "127" in url:
@@ -599,7 +603,7 @@ def test_tokens_are_not_sent_in_the_open(url: str) -> None:
             open_client(url, auth=OAuth("Visitor", http_on_loopback=True))
 
 
-def test_what_is_no_authorization_is_named_without_its_value() -> None:
+def test_an_invalid_auth_option_is_refused_without_its_value() -> None:
     for given in ("Geheim", {"Authorization": "Geheim"}):
         with pytest.raises(UsageError, match=r"auth must be an OAuth object, got (str|dict)") as failed:
             open_client("https://mcp.example/mcp", auth=given)  # type: ignore[arg-type]
@@ -624,14 +628,14 @@ def test_what_is_no_authorization_is_named_without_its_value() -> None:
         ),
     ],
 )
-def test_an_authorization_that_cannot_be_is_refused(options: dict[str, Any], why: str) -> None:
+def test_invalid_options_of_oauth_are_refused(options: dict[str, Any], why: str) -> None:
     with pytest.raises(UsageError, match=why):
         OAuth(**{"application": "Visitor", **options})
 
 
 @pytest.mark.parametrize(("transport", "revision"), [("http", E), ("http", D), ("http+sse", A), ("websocket", E)])
 @pytest.mark.parametrize("own", [{"authorization": "Basic Z2VoZWlt"}, lambda: {"DPoP": "Z2VoZWlt"}])
-async def test_a_token_of_ones_own_is_not_sent_beside_it(
+async def test_auth_and_an_own_authorization_header_are_refused_together(
     own: Any, transport: str, revision: str, autojump_clock: MockClock
 ) -> None:
     async with no_tasks_left(), oauth_network(transport) as network:
@@ -649,8 +653,8 @@ async def test_no_secret_is_in_a_log_a_repr_or_an_error(
     transport: str, revision: str, autojump_clock: MockClock, caplog: pytest.LogCaptureFixture
 ) -> None:
     caplog.set_level(logging.DEBUG)
-    store = Store()
-    async with no_tasks_left(), oauth_network(transport, stepping()) as network:
+    store = RecordingStore()
+    async with no_tasks_left(), oauth_network(transport, scoped_server()) as network:
         auth = network.auth(store=store)
         errors = []
         async with network.client(auth, revision=revision) as client:
@@ -662,7 +666,7 @@ async def test_no_secret_is_in_a_log_a_repr_or_an_error(
                 except (
                     AuthorizationFailed,
                     RequestError,
-                ) as error:  # a WebSocket has the scopes that it was opened with
+                ) as error:  # a WebSocket keeps the scopes with which it was opened
                     errors.append(repr(error) + str(error.__cause__))
                 network.authority.denies = {}
         secrets = [*network.authority.tokens, *network.authority.refresh_tokens, "s3cret"]
@@ -675,11 +679,9 @@ async def test_no_secret_is_in_a_log_a_repr_or_an_error(
 
 @req("auth-22")
 @pytest.mark.parametrize("transport", ["http", "http+sse", "websocket"])
-async def test_a_token_that_a_server_repeats_in_its_refusal_is_not_shown(
-    transport: str, autojump_clock: MockClock
-) -> None:
+async def test_a_token_in_the_text_of_a_refusal_is_not_shown(transport: str, autojump_clock: MockClock) -> None:
     async def handle(received: ReceivedRequest, out: ResponseWriter) -> None:
-        words = f"Whoever has {received.headers['Authorization']} may not come in"
+        words = f"The user of {received.headers['Authorization']} has no access"
         await out.reply(403, words.encode(), {"WWW-Authenticate": "Bearer"}, "text/plain")
 
     async with (
@@ -689,23 +691,23 @@ async def test_a_token_that_a_server_repeats_in_its_refusal_is_not_shown(
         with pytest.raises(AuthorizationFailed) as failed:
             async with network.client():
                 raise AssertionError("it was opened")
-        assert "Bearer [secret] may not come in" in str(failed.value.__cause__)
+        assert "Bearer [secret] has no access" in str(failed.value.__cause__)
         (token,) = network.authority.tokens
         assert token not in "".join(traceback.format_exception(failed.value))
 
 
-async def test_the_tap_sees_nothing_of_the_authorization_server(autojump_clock: MockClock) -> None:
+async def test_the_tap_gets_no_messages_of_the_authorization_server(autojump_clock: MockClock) -> None:
     seen: list[bytes] = []
     async with no_tasks_left(), oauth_network() as network:
         async with network.client(tap=lambda way, data: seen.append(data)) as client:
             await add(client)
         whole = b"".join(seen)
-        assert b"Authorization: Bearer access-" in whole  # it sees what the MCP server is sent
+        assert b"Authorization: Bearer access-" in whole  # it gets the messages to the MCP server
         for secret in ("s3cret", *network.authority.refresh_tokens, "127.0.0.1:4000\r\n", "code_verifier"):
             assert secret.encode() not in whole
 
 
-async def test_nothing_of_the_programs_own_goes_to_the_authorization_server(autojump_clock: MockClock) -> None:
+async def test_own_headers_are_not_sent_to_the_authorization_server(autojump_clock: MockClock) -> None:
     async with no_tasks_left(), oauth_network() as network:
         async with network.client(headers={"X-Key": "Geheim", "Cookie": "Geheim"}) as client:
             await add(client)
@@ -731,7 +733,7 @@ async def test_the_page_outlives_the_call_that_needed_it(autojump_clock: MockClo
         assert len(network.pages) == 2
 
 
-async def test_a_page_is_given_up_with_the_last_client(autojump_clock: MockClock) -> None:
+async def test_a_page_is_abandoned_when_the_last_client_closes(autojump_clock: MockClock) -> None:
     async with no_tasks_left(), oauth_network() as network:
         auth = network.auth()
         network.before_consent = trio.sleep_forever
@@ -766,8 +768,8 @@ async def test_the_page_stays_open_for_the_other_clients(autojump_clock: MockClo
         assert len(network.pages) == 1
 
 
-async def test_a_refresh_token_that_is_just_used_up_is_not_lost_with_the_client(autojump_clock: MockClock) -> None:
-    store = Store()
+async def test_a_refresh_completes_if_the_client_is_closed_meanwhile(autojump_clock: MockClock) -> None:
+    store = RecordingStore()
     async with no_tasks_left(), oauth_network() as network:
         async with network.client(network.auth(store=store)) as client:
             network.revoke_tokens()
@@ -779,7 +781,7 @@ async def test_a_refresh_token_that_is_just_used_up_is_not_lost_with_the_client(
         assert len(network.pages) == 1
 
 
-async def test_a_session_is_ended_without_asking_anybody(autojump_clock: MockClock) -> None:
+async def test_a_session_is_ended_without_a_page_for_the_user(autojump_clock: MockClock) -> None:
     async with no_tasks_left(), oauth_network() as network:
         async with network.client(revision=D) as client:
             await add(client)
@@ -788,7 +790,7 @@ async def test_a_session_is_ended_without_asking_anybody(autojump_clock: MockClo
         assert len(network.pages) == 1
 
 
-async def test_users_may_take_their_time_while_a_client_is_opened(autojump_clock: MockClock) -> None:
+async def test_opening_a_client_waits_for_a_slow_user(autojump_clock: MockClock) -> None:
     for transport, revision in (("http", E), ("http", B), ("http+sse", A), ("websocket", D)):
         async with no_tasks_left(), oauth_network(transport) as network:
             network.before_consent = partial(trio.sleep, 590)
@@ -797,8 +799,8 @@ async def test_users_may_take_their_time_while_a_client_is_opened(autojump_clock
 
 
 @req("cache-17")
-async def test_what_is_cached_for_one_token_is_not_given_to_the_next(autojump_clock: MockClock) -> None:
-    """The user may have signed in as somebody else."""
+async def test_a_result_cached_for_one_token_is_not_used_with_the_next(autojump_clock: MockClock) -> None:
+    """The user may have signed in as another person."""
     asked: list[str] = []
 
     async def handle(received: ReceivedRequest, out: ResponseWriter) -> None:
@@ -816,27 +818,30 @@ async def test_what_is_cached_for_one_token_is_not_given_to_the_next(autojump_cl
             await client.list_tools_page()
             await client.list_tools_page()
             network.revoke_tokens()
-            await client.request("tools/list")  # which is not cached
+            await client.request("tools/list")  # is not cached
         assert asked == ["tools/list"] * 4
 
 
-async def test_who_has_said_no_is_not_asked_again_for_another_era(autojump_clock: MockClock) -> None:
-    async with no_tasks_left(), oauth_network(front=lambda network: network.require_token(legacy(nothing))) as network:
+async def test_a_denial_is_not_followed_by_a_second_page_for_another_era(autojump_clock: MockClock) -> None:
+    async with (
+        no_tasks_left(),
+        oauth_network(front=lambda network: network.require_token(legacy(no_event_stream))) as network,
+    ):
         async with network.client():
             pass
         pages = len(network.pages)
         network.authority.denies = {"error": "access_denied"}
         with pytest.raises(AuthorizationFailed, match="access_denied"):
-            async with network.client(network.auth()):  # of a server that is known to be of the legacy era
+            async with network.client(network.auth()):  # this server is known to be of the legacy era
                 raise AssertionError("it was opened")
         assert len(network.pages) == pages + 1
 
 
-async def nothing(received: ReceivedRequest, out: ResponseWriter) -> None:
+async def no_event_stream(received: ReceivedRequest, out: ResponseWriter) -> None:
     await out.reply(405 if received.method == "GET" else 400)
 
 
-async def test_who_has_said_no_is_not_asked_again_for_a_session_that_nobody_uses(autojump_clock: MockClock) -> None:
+async def test_a_denial_is_not_followed_by_a_second_page_for_an_idle_session(autojump_clock: MockClock) -> None:
     async with (
         no_tasks_left(),
         oauth_network("http+sse", lifetime=100) as network,
@@ -853,7 +858,7 @@ async def test_who_has_said_no_is_not_asked_again_for_a_session_that_nobody_uses
         await add(client)
 
 
-async def test_who_has_said_no_is_not_asked_again_for_a_stream(autojump_clock: MockClock) -> None:
+async def test_a_denial_is_not_followed_by_a_second_page_for_a_stream(autojump_clock: MockClock) -> None:
     async def handle(received: ReceivedRequest, out: ResponseWriter) -> None:
         raise AssertionError("it has no token")
 
@@ -869,7 +874,7 @@ async def test_who_has_said_no_is_not_asked_again_for_a_stream(autojump_clock: M
         assert len(network.pages) == 1
 
 
-async def test_a_stream_is_asked_for_again_where_waiting_may_help(autojump_clock: MockClock) -> None:
+async def test_a_stream_is_requested_again_after_a_temporary_failure(autojump_clock: MockClock) -> None:
     server = sample_server()
 
     async def fail(request: SendRequest) -> None:
@@ -887,11 +892,11 @@ async def test_a_stream_is_asked_for_again_where_waiting_may_help(autojump_clock
             assert (await anext(changes)).kind is ChangeKind.TOOLS
 
 
-async def test_a_client_that_is_closed_while_its_token_comes_does_not_ask_its_user(autojump_clock: MockClock) -> None:
+async def test_a_client_closed_during_a_refresh_opens_no_page(autojump_clock: MockClock) -> None:
     async with no_tasks_left(), oauth_network() as network:
         async with network.client() as client:
             network.revoke_tokens()
-            network.authority.refresh_tokens.clear()  # so it is refused, and the next way leads to the user
+            network.authority.refresh_tokens.clear()  # the refresh is refused, and the next step would ask the user
             network.before_exchange = network.delay_tokens(1)
             with trio.move_on_after(0.5):
                 await add(client)
@@ -899,10 +904,10 @@ async def test_a_client_that_is_closed_while_its_token_comes_does_not_ask_its_us
         assert len(network.pages) == 1
 
 
-async def test_what_a_store_has_of_another_server_is_not_used(
+async def test_an_entry_of_another_server_is_not_used(
     autojump_clock: MockClock, caplog: pytest.LogCaptureFixture
 ) -> None:
-    store = Store()
+    store = RecordingStore()
     async with no_tasks_left(), oauth_network() as network:
         async with network.client(network.auth(store=store)) as client:
             (*_, entry) = store.given

@@ -1,4 +1,4 @@
-"""The example of a client that gets its tokens, as a real process, at servers on real sockets."""
+"""The OAuth example as a real process, with servers on real sockets."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ import pytest
 import trio
 import trustme
 
-from tests.client.http_script import ScriptedServer
+from tests.client.http_script import ScriptedHttpServer
 from tests.client.oauth_network import OAuthNetwork
 from tests.client.sample_server import sample_server
 from tests.core.auth_server import AuthServer
@@ -29,7 +29,7 @@ CALLBACK = "http://127.0.0.1:3999/callback"
 
 
 class Wire(PipeEnd):
-    """A socket, as a script wants its connections."""
+    """A socket with the interface that `ScriptedHttpServer` needs."""
 
     def __init__(self, stream: trio.SocketStream | trio.SSLStream[trio.SocketStream]) -> None:
         self._stream = stream
@@ -54,7 +54,7 @@ async def listening(tls: ssl.SSLContext | None = None) -> AsyncIterator[OAuthNet
     server = sample_server()
     server.protect(verify=network.verify, resource=network.url, authorization_servers=[authority])
     async with trio.open_nursery() as nursery:
-        scripted_server = ScriptedServer(network.answer, nursery, lambda: (_ for _ in ()).throw(AssertionError))
+        scripted_server = ScriptedHttpServer(network.answer, nursery, lambda: (_ for _ in ()).throw(AssertionError))
 
         async def serve(stream: trio.SocketStream) -> None:
             wire = stream if tls is None else trio.SSLStream(stream, tls, server_side=True, https_compatible=True)
@@ -69,7 +69,7 @@ async def listening(tls: ssl.SSLContext | None = None) -> AsyncIterator[OAuthNet
 
 
 async def run(network: OAuthNetwork, home: Path, *words: str, answers: bool = True) -> tuple[int, str, str]:
-    """What it ends with, and says; its user copies addresses from one place to the other."""
+    """Run the example: its status, stdout and stderr.  The test copies the URLs in place of the user."""
     command = [sys.executable, "-W", "error", str(ROOT / "examples" / "oauth_client.py"), *words, network.url]
     environ = {**os.environ, "HOME": str(home)}
     with trio.fail_after(60):
@@ -93,7 +93,7 @@ async def run(network: OAuthNetwork, home: Path, *words: str, answers: bool = Tr
             process.kill()
 
 
-async def test_it_is_allowed_once_and_shows_what_is_there(tmp_path: Path) -> None:
+async def test_the_user_grants_access_once_and_the_client_lists_the_tools(tmp_path: Path) -> None:
     async with listening() as network:
         for _ in range(2):
             status, out, err = await run(network, tmp_path, "--paste")
@@ -105,7 +105,7 @@ async def test_it_is_allowed_once_and_shows_what_is_there(tmp_path: Path) -> Non
         assert network.exchange_kinds() == ["metadata", "register", "authorize", "token", "token"]
 
 
-async def test_it_says_why_it_has_no_access(tmp_path: Path) -> None:
+async def test_the_client_prints_the_reason_of_a_denied_access(tmp_path: Path) -> None:
     async with listening() as network:
         network.authority.denies = {"error": "access_denied"}
         status, _, err = await run(network, tmp_path, "--paste")
@@ -120,7 +120,7 @@ async def test_it_says_why_it_has_no_access(tmp_path: Path) -> None:
         assert "python examples/oauth_client.py" in err
 
 
-async def test_the_authorization_server_has_certificates_of_its_own() -> None:
+async def test_the_authorization_server_may_have_its_own_certificates() -> None:
     authority, tls, trusting = trustme.CA(), ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER), ssl.create_default_context()
     authority.issue_cert("127.0.0.1").configure_cert(tls)
     authority.configure_trust(trusting)

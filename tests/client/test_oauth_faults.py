@@ -1,4 +1,4 @@
-"""What goes wrong on the way to a token, at each step of it: it is said at the call, and the next call works."""
+"""Faults at each step of an OAuth flow: the call raises an error, and the next call works."""
 
 from __future__ import annotations
 
@@ -23,10 +23,10 @@ from trio_mcp.errors import AuthorizationFailed, ReplyBroken, Unauthorized, Upgr
 from trio_mcp.oauth import Application, Blame, Key, MemoryTokenStore
 
 in_both_eras = pytest.mark.parametrize("revision", [D, E])
-Deed = Callable[[], Awaitable[None]]
+Action = Callable[[], Awaitable[None]]
 
 
-async def listed(received: ReceivedRequest, out: ResponseWriter) -> None:
+async def answer_tools(received: ReceivedRequest, out: ResponseWriter) -> None:
     if received.operation == "GET":
         await out.reply(405)
     elif "id" not in received.message:
@@ -35,35 +35,35 @@ async def listed(received: ReceivedRequest, out: ResponseWriter) -> None:
         await out.json(received.answer({"resultType": "complete", "tools": [], "ttlMs": 0, "cacheScope": "private"}))
 
 
-def plain(revision: str) -> Callable[[OAuthNetwork], Handler]:
-    return lambda network: network.require_token(modern(listed) if revision == E else legacy(listed))
+def protected_server(revision: str) -> Callable[[OAuthNetwork], Handler]:
+    return lambda network: network.require_token(modern(answer_tools) if revision == E else legacy(answer_tools))
 
 
 STEPS = ["oauth-protected-resource", "oauth-authorization-server", "/register", "the user", "/token"]
 
 
-def at_step(network: OAuthNetwork, step: str, deed: Deed) -> list[str]:
-    """From now on the deed is done at this step; what is returned tells how often."""
+def act_at_step(network: OAuthNetwork, step: str, action: Action) -> list[str]:
+    """Run the action at this step from now on.  The returned list has one entry for each time."""
     done: list[str] = []
 
-    async def do(what: str) -> None:
-        if step in what:
+    async def act(event: str) -> None:
+        if step in event:
             done.append(step)
-            await deed()
+            await action()
 
     async def before(request: SendRequest) -> None:
-        await do(request.url)
+        await act(request.url)
 
-    network.before_exchange, network.before_consent = before, partial(do, "the user")
+    network.before_exchange, network.before_consent = before, partial(act, "the user")
     return done
 
 
-def all_is_well(network: OAuthNetwork) -> None:
+def repair(network: OAuthNetwork) -> None:
     network.before_exchange = network.before_consent = None
     network.authority.denies = {}
 
 
-async def cut() -> None:
+async def close_connection() -> None:
     raise EOFError
 
 
@@ -74,7 +74,7 @@ async def refused(client: Client) -> AuthorizationFailed:
 
 
 def restart(network: OAuthNetwork, client: Client) -> None:
-    """All is forgotten by both sides: the next flow has all steps."""
+    """Make both sides forget all credentials, so that the next flow has all steps."""
     network.revoke_tokens()
     network.authority.refresh_tokens.clear()
     network.authority.clients.clear()
@@ -90,23 +90,23 @@ def restart(network: OAuthNetwork, client: Client) -> None:
 async def test_a_flow_may_be_cut_off_at_each_step(step: str, revision: str, autojump_clock: MockClock) -> None:
     async with (
         no_tasks_left(),
-        oauth_network(front=plain(revision)) as network,
+        oauth_network(front=protected_server(revision)) as network,
         network.client(revision=revision) as client,
     ):
         restart(network, client)
-        done = at_step(network, step, cut if step != "the user" else deny(network))
+        done = act_at_step(network, step, close_connection if step != "the user" else deny(network))
         error = await refused(client)
         assert done
         assert error.blame is (Blame.USER if step == "the user" else Blame.NETWORK)
         assert isinstance(
             error.__cause__, ReplyBroken if step in ("/register", "/token") else Unauthorized | ReplyBroken
         )
-        all_is_well(network)
+        repair(network)
         await client.list_tools_page()
         await client.list_tools_page()
 
 
-def deny(network: OAuthNetwork) -> Deed:
+def deny(network: OAuthNetwork) -> Action:
     async def denying() -> None:
         network.authority.denies = {"error": "access_denied", "error_description": "I would rather not"}
 
@@ -118,66 +118,68 @@ def deny(network: OAuthNetwork) -> Deed:
 async def test_a_flow_may_hang_at_each_step(step: str, revision: str, autojump_clock: MockClock) -> None:
     async with (
         no_tasks_left(),
-        oauth_network(front=plain(revision)) as network,
+        oauth_network(front=protected_server(revision)) as network,
         network.client(revision=revision) as client,
     ):
         restart(network, client)
-        done = at_step(network, step, trio.sleep_forever)
+        done = act_at_step(network, step, trio.sleep_forever)
         start = trio.current_time()
         error = await refused(client)
         assert done
-        # The documents have more places than one, each of which takes its time to be given up.
+        # The documents have several URLs, and each request has its own timeout.
         assert 30 <= trio.current_time() - start <= (600 if step == "the user" else 90)
         assert error.blame is (Blame.USER if step == "the user" else Blame.NETWORK)
-        all_is_well(network)
+        repair(network)
         await client.list_tools_page()
 
 
 @pytest.mark.parametrize("step", STEPS)
 @in_both_eras
-async def test_whoever_waits_may_go_at_each_step_and_the_flow_goes_on(
+async def test_a_waiting_call_may_be_cancelled_at_each_step_and_the_flow_goes_on(
     step: str, revision: str, autojump_clock: MockClock
 ) -> None:
     async with (
         no_tasks_left(),
-        oauth_network(front=plain(revision)) as network,
+        oauth_network(front=protected_server(revision)) as network,
         network.client(revision=revision) as client,
     ):
         restart(network, client)
-        done = at_step(network, step, partial(trio.sleep, 10))
+        done = act_at_step(network, step, partial(trio.sleep, 10))
         with trio.move_on_after(5) as scope:
             await client.list_tools_page()
         assert done
         assert scope.cancelled_caught
         await client.list_tools_page()
-        assert len(network.pages) == 2  # of the first flow and of this one
+        assert len(network.pages) == 2  # one of the first flow, one of this flow
         assert len(network.exchanges) == len(STEPS) - 1
 
 
 @pytest.mark.parametrize("step", STEPS)
 @in_both_eras
-async def test_a_client_may_be_closed_at_each_step_and_the_next_one_begins_anew(
+async def test_a_client_may_be_closed_at_each_step_and_the_next_starts_a_flow(
     step: str, revision: str, autojump_clock: MockClock
 ) -> None:
-    async with no_tasks_left(), oauth_network(front=plain(revision)) as network:
+    async with no_tasks_left(), oauth_network(front=protected_server(revision)) as network:
         auth = network.auth()
-        done = at_step(network, step, trio.sleep_forever)
+        done = act_at_step(network, step, trio.sleep_forever)
         with trio.move_on_after(5):
             async with network.client(auth, revision=revision):
                 raise AssertionError("it was opened")
         assert done
-        all_is_well(network)
+        repair(network)
         async with network.client(auth, revision=revision) as client:
             await client.list_tools_page()
 
 
 @pytest.mark.parametrize("step", STEPS)
-async def test_of_many_who_wait_all_get_the_same_failure_and_the_next_call_works(
-    step: str, autojump_clock: MockClock
-) -> None:
-    async with no_tasks_left(), oauth_network(front=plain(E)) as network, network.client(revision=E) as client:
+async def test_all_waiting_calls_get_the_same_failure_and_the_next_works(step: str, autojump_clock: MockClock) -> None:
+    async with (
+        no_tasks_left(),
+        oauth_network(front=protected_server(E)) as network,
+        network.client(revision=E) as client,
+    ):
         restart(network, client)
-        at_step(network, step, cut if step != "the user" else deny(network))
+        act_at_step(network, step, close_connection if step != "the user" else deny(network))
         errors: list[AuthorizationFailed] = []
 
         async def fail() -> None:
@@ -187,19 +189,19 @@ async def test_of_many_who_wait_all_get_the_same_failure_and_the_next_call_works
             for _ in range(5):
                 nursery.start_soon(fail)
         assert len({str(each) for each in errors}) == 1
-        assert len({id(each) for each in errors}) == 5  # each with its own traceback
-        all_is_well(network)
+        assert len({id(each) for each in errors}) == 5  # each error has its own traceback
+        repair(network)
         await client.list_tools_page()
 
 
 def test_a_call_may_be_cancelled_at_any_step_of_a_flow() -> None:
     async def scenario(attempt: Attempt) -> None:
-        async with oauth_network(front=plain(E)) as network, network.client(revision=E) as client:
+        async with oauth_network(front=protected_server(E)) as network, network.client(revision=E) as client:
             restart(network, client)
             with attempt.window():
                 await client.list_tools_page()
             await client.list_tools_page()
-            assert len(network.pages) <= 2  # the user is asked once for both
+            assert len(network.pages) <= 2  # one page for both flows
 
     assert cancel_at_each_step(scenario, watch="the scenario") > 3
 
@@ -208,7 +210,7 @@ def test_a_call_may_be_cancelled_at_any_step_of_a_flow() -> None:
 @in_both_eras
 def test_a_client_may_be_cancelled_at_any_step_of_a_flow(revision: str, watch: str) -> None:
     async def scenario(attempt: Attempt) -> None:
-        async with oauth_network(front=plain(revision)) as network:
+        async with oauth_network(front=protected_server(revision)) as network:
             auth = network.auth()
             with attempt.window():
                 async with network.client(auth, revision=revision) as client:
@@ -221,9 +223,9 @@ def test_a_client_may_be_cancelled_at_any_step_of_a_flow(revision: str, watch: s
 
 
 @pytest.mark.full
-def test_anything_may_be_cancelled_at_any_time() -> None:
+def test_any_task_may_be_cancelled_at_any_step() -> None:
     async def scenario(attempt: Attempt) -> None:
-        async with oauth_network(front=plain(D)) as network:
+        async with oauth_network(front=protected_server(D)) as network:
             auth = network.auth()
             with attempt.window():
                 async with network.client(auth, revision=D) as client:
@@ -234,7 +236,7 @@ def test_anything_may_be_cancelled_at_any_time() -> None:
     assert cancel_at_each_step(scenario, watch=any_task) > 50
 
 
-# What servers say.
+# Replies of the servers.
 
 
 @req("auth-85")
@@ -251,10 +253,10 @@ def test_anything_may_be_cancelled_at_any_time() -> None:
         ({"path": None}, Blame.AUTHORIZATION_SERVER, "publishes no metadata"),
     ],
 )
-async def test_it_is_said_who_is_to_blame(
+async def test_an_error_has_the_blame_and_the_reason(
     settings: dict[str, Any], blame: Blame, why: str, autojump_clock: MockClock
 ) -> None:
-    async with no_tasks_left(), oauth_network(front=plain(E), **settings) as network:
+    async with no_tasks_left(), oauth_network(front=protected_server(E), **settings) as network:
         with pytest.raises(AuthorizationFailed, match=why) as failed:
             async with network.client():
                 raise AssertionError("it was opened")
@@ -263,8 +265,8 @@ async def test_it_is_said_who_is_to_blame(
 
 
 @pytest.mark.parametrize("revision", [B, D, E])
-async def test_a_server_that_is_satisfied_by_nothing(revision: str, autojump_clock: MockClock) -> None:
-    async with no_tasks_left(), oauth_network(front=plain(revision)) as network:
+async def test_a_server_that_refuses_each_token_is_an_error(revision: str, autojump_clock: MockClock) -> None:
+    async with no_tasks_left(), oauth_network(front=protected_server(revision)) as network:
         network.accepts_tokens = False
         with pytest.raises(AuthorizationFailed, match="has just issued") as failed:
             async with network.client(revision=revision):
@@ -275,7 +277,7 @@ async def test_a_server_that_is_satisfied_by_nothing(revision: str, autojump_clo
 
 
 @pytest.mark.parametrize(("status", "challenge"), [(401, "Basic realm=x"), (403, ""), (403, "Bearer")])
-async def test_what_no_token_mends_is_said_with_the_words_of_the_server(
+async def test_a_refusal_that_no_token_can_fix_has_the_text_of_the_server(
     status: int, challenge: str, autojump_clock: MockClock
 ) -> None:
     async def handle(received: ReceivedRequest, out: ResponseWriter) -> None:
@@ -292,7 +294,7 @@ async def test_what_no_token_mends_is_said_with_the_words_of_the_server(
         assert network.pages == []
 
 
-async def test_an_endless_document_is_read_no_further_than_it_is_looked_at(autojump_clock: MockClock) -> None:
+async def test_a_metadata_document_is_read_up_to_a_limit(autojump_clock: MockClock) -> None:
     async def endless(received: ReceivedRequest, out: ResponseWriter) -> None:
         if not received.target.startswith("/.well-known/"):
             await out.reply(401, headers={"WWW-Authenticate": "Bearer"})
@@ -310,10 +312,10 @@ async def test_an_endless_document_is_read_no_further_than_it_is_looked_at(autoj
     assert sum(sent) < 20 * 256 * 1024
 
 
-async def test_what_went_wrong_on_the_way_is_not_the_cause_of_what_came_later(autojump_clock: MockClock) -> None:
+async def test_a_recovered_failure_is_not_the_cause_of_a_later_error(autojump_clock: MockClock) -> None:
     settings: dict[str, Any] = {"path": "/.well-known/openid-configuration", "denies": {"error": "access_denied"}}
-    async with no_tasks_left(), oauth_network(front=plain(E), **settings) as network:
-        done = at_step(network, "oauth-authorization-server", cut)
+    async with no_tasks_left(), oauth_network(front=protected_server(E), **settings) as network:
+        done = act_at_step(network, "oauth-authorization-server", close_connection)
         with pytest.raises(AuthorizationFailed, match="access_denied") as failed:
             async with network.client():
                 raise AssertionError("it was opened")
@@ -323,7 +325,7 @@ async def test_what_went_wrong_on_the_way_is_not_the_cause_of_what_came_later(au
 
 @pytest.mark.parametrize("kind", [KeyError, SystemExit])
 @pytest.mark.parametrize("name", ["browser", "visit"])
-async def test_a_callback_that_fails_is_the_cause(
+async def test_an_exception_of_a_callback_is_the_cause_of_the_error(
     name: str, kind: type[BaseException], autojump_clock: MockClock
 ) -> None:
     def failing(url: str) -> str:
@@ -348,7 +350,7 @@ async def test_a_callback_that_fails_is_the_cause(
         ("http://[x/?code=1", "must return the URL .*, which begins with http"),
     ],
 )
-async def test_what_visit_gives_may_be_no_answer(answer: Any, why: str, autojump_clock: MockClock) -> None:
+async def test_an_invalid_result_of_visit_is_an_error(answer: Any, why: str, autojump_clock: MockClock) -> None:
     async with no_tasks_left(), oauth_network() as network:
         with pytest.raises(AuthorizationFailed, match=why) as failed:
             async with network.client(network.auth(visit=lambda url: answer)):
@@ -356,7 +358,7 @@ async def test_what_visit_gives_may_be_no_answer(answer: Any, why: str, autojump
         assert failed.value.blame is (Blame.APPLICATION if answer is None else Blame.USER)
 
 
-async def test_what_visit_gives_may_have_been_copied_with_blanks_around_it(autojump_clock: MockClock) -> None:
+async def test_blanks_around_the_result_of_visit_are_removed(autojump_clock: MockClock) -> None:
     async def copied(url: str) -> str:
         return f" {await network.visit(url)} \r\n"
 
@@ -365,14 +367,14 @@ async def test_what_visit_gives_may_have_been_copied_with_blanks_around_it(autoj
 
 
 async def test_a_key_that_cannot_sign_fails_the_flow_and_the_request(autojump_clock: MockClock) -> None:
-    class Gone(Exception):
-        """The token that holds the key was pulled out."""
+    class DeviceRemoved(Exception):
+        """The device with the key was removed."""
 
     good, works = key(), [True] * 2
 
     def sign(claims: Any, header: Any) -> str:
         if not works:
-            raise Gone
+            raise DeviceRemoved
         works.pop()
         return good.sign(claims, header)
 
@@ -384,23 +386,23 @@ async def test_a_key_that_cannot_sign_fails_the_flow_and_the_request(autojump_cl
         elif "DPoP" not in received.headers:
             await out.reply(401, headers={"WWW-Authenticate": "DPoP"})
         else:
-            await listed(received, out)
+            await answer_tools(received, out)
 
     async with no_tasks_left(), oauth_network(front=lambda network: modern(handle), dpop=True) as network:
         async with network.client(network.auth(application), revision=E) as client:
             await client.list_tools_page()
             with pytest.raises(UsageError, match="could not sign") as failed:
                 await client.list_tools_page()
-            assert isinstance(failed.value.__cause__, Gone)
+            assert isinstance(failed.value.__cause__, DeviceRemoved)
         async with network.client(network.auth(application), revision=E) as client:
             error = await refused(client)
             assert "could not sign" in str(error)
-            assert isinstance(error.__cause__, Gone)
+            assert isinstance(error.__cause__, DeviceRemoved)
             works += [True] * 2
             await client.list_tools_page()
 
 
-async def test_a_websocket_that_is_not_allowed_has_the_servers_refusal_for_a_cause(autojump_clock: MockClock) -> None:
+async def test_the_refusal_of_a_websocket_is_the_cause_of_the_error(autojump_clock: MockClock) -> None:
     async with no_tasks_left(), oauth_network("websocket", denies={"error": "access_denied"}) as network:
         with pytest.raises(AuthorizationFailed, match="access_denied") as failed:
             async with network.client():

@@ -1,4 +1,4 @@
-"""Keys that sign, from a PEM or fresh."""
+"""Signing keys, loaded from a PEM or new."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from trio_mcp.oauth import load_key, new_key
 CURVES = {"ES256": ec.SECP256R1(), "ES384": ec.SECP384R1(), "ES512": ec.SECP521R1()}
 
 
-def made(algorithm: str) -> Any:
+def private_key(algorithm: str) -> Any:
     if algorithm in CURVES:
         return ec.generate_private_key(CURVES[algorithm])
     return ed25519.Ed25519PrivateKey.generate() if algorithm == "EdDSA" else rsa.generate_private_key(65537, 2048)
@@ -29,8 +29,8 @@ def pem_of(private: Any, password: bytes | None = None) -> bytes:
 
 
 @pytest.mark.parametrize("algorithm", ["ES256", "ES384", "ES512", "RS256", "EdDSA"])
-def test_a_key_signs_by_what_it_is_for(algorithm: str) -> None:
-    private = made(algorithm)
+def test_a_key_signs_with_the_algorithm_of_its_type(algorithm: str) -> None:
+    private = private_key(algorithm)
     key = load_key(pem_of(private).decode(), id="first")
     assert (key.algorithm, key.id) == (algorithm, "first")
     token = key.sign({"a": 1}, {"typ": "dpop+jwt", "alg": algorithm, "jwk": dict(key.jwk)})
@@ -41,13 +41,13 @@ def test_a_key_signs_by_what_it_is_for(algorithm: str) -> None:
 
 
 @pytest.mark.parametrize("algorithm", ["PS256", "RS512"])
-def test_a_key_of_rsa_signs_by_what_is_said(algorithm: str) -> None:
-    key = load_key(pem_of(made("RS256")), algorithm)
+def test_an_rsa_key_signs_with_the_given_algorithm(algorithm: str) -> None:
+    key = load_key(pem_of(private_key("RS256")), algorithm)
     assert jwt.get_unverified_header(key.sign({}, {"alg": algorithm}))["alg"] == algorithm
 
 
 def test_a_key_may_have_a_password() -> None:
-    pem = pem_of(made("ES256"), b"Geheim")
+    pem = pem_of(private_key("ES256"), b"Geheim")
     assert load_key(pem, password="Geheim").algorithm == "ES256"
     for password in (None, "Falsch"):
         with pytest.raises(UsageError, match="the key cannot be read") as failed:
@@ -55,7 +55,7 @@ def test_a_key_may_have_a_password() -> None:
         assert failed.value.__suppress_context__
 
 
-def test_a_fresh_key_is_for_es256_and_the_only_one() -> None:
+def test_a_new_key_is_for_es256_and_unique() -> None:
     one, other = new_key(), new_key()
     assert one.algorithm == other.algorithm == "ES256"
     assert one.jwk != other.jwk
@@ -63,7 +63,7 @@ def test_a_fresh_key_is_for_es256_and_the_only_one() -> None:
 
 
 @pytest.mark.parametrize("pem", ["", "Geheim", b"-----BEGIN PRIVATE KEY-----\nR2VoZWlt\n-----END PRIVATE KEY-----\n"])
-def test_what_is_no_key_is_not_repeated(pem: Any) -> None:
+def test_the_error_of_an_invalid_key_does_not_show_it(pem: Any) -> None:
     with pytest.raises(UsageError, match="BEGIN PRIVATE KEY") as failed:
         load_key(pem)
     assert "Geheim" not in str(failed.value)
@@ -73,18 +73,18 @@ def test_what_is_no_key_is_not_repeated(pem: Any) -> None:
 @pytest.mark.parametrize(
     ("private", "algorithm", "why"),
     [
-        (made("ES256"), "RS256", "this one signs with ES256, not RS256"),
-        (made("RS256"), "HS256", "not HS256"),
+        (private_key("ES256"), "RS256", "this one signs with ES256, not RS256"),
+        (private_key("RS256"), "HS256", "not HS256"),
         (ec.generate_private_key(ec.SECP256K1()), None, "this one is of another kind"),
         (ed448.Ed448PrivateKey.generate(), None, "this one is of another kind"),
     ],
 )
-def test_a_key_is_for_its_own_algorithms(private: Any, algorithm: str | None, why: str) -> None:
+def test_a_key_refuses_algorithms_of_other_types(private: Any, algorithm: str | None, why: str) -> None:
     with pytest.raises(UsageError, match=why):
         load_key(pem_of(private), algorithm)
 
 
-def test_without_the_extra_it_is_said_what_to_install(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_error_without_the_extra_names_the_package(monkeypatch: pytest.MonkeyPatch) -> None:
     whole = builtins.__import__
 
     def without(name: str, *more: Any) -> Any:

@@ -1,4 +1,4 @@
-"""Our client at an authorization server on loopback, with a user at a browser: a whole flow, and each misbehaviour."""
+"""Whole OAuth flows over loopback: an authorization server, a user with a browser, and each fault of the server."""
 
 from __future__ import annotations
 
@@ -23,33 +23,33 @@ PATIENCE = 60.0  # seconds for all of a test, which takes one
 
 @attrs.define
 class User:
-    """Somebody at a browser; `urls` are the pages that were shown, `ends` how each of them ended."""
+    """A user with a browser.  `urls` are the pages that were opened, `ends` the final status of each."""
 
     nursery: trio.Nursery
     urls: list[str] = attrs.field(factory=list)
     ends: list[int] = attrs.field(factory=list)
 
-    async def opens(self, url: str) -> None:
-        """As a browser does it: whoever opens it goes on at once."""
+    async def open(self, url: str) -> None:
+        """Start the visit, and return at once, as a browser does."""
         self.urls.append(url)
-        self.nursery.start_soon(trio.to_thread.run_sync, partial(self._goes, url))
+        self.nursery.start_soon(trio.to_thread.run_sync, partial(self._visit, url))
 
-    def _goes(self, url: str) -> None:
+    def _visit(self, url: str) -> None:
         browser = Browser()
         back = browser.visit(url)
-        with suppress(OSError):  # who has opened the page may be gone by now
+        with suppress(OSError):  # the client that opened the page may have stopped listening
             self.ends.append(browser.ask(back)[0])
 
 
 @asynccontextmanager
-async def user() -> AsyncIterator[User]:
+async def browser_user() -> AsyncIterator[User]:
     with trio.fail_after(PATIENCE):
         async with trio.open_nursery() as nursery:
             yield User(nursery)
 
 
 def auth_of(user: User, **options: Any) -> OAuth:
-    return OAuth("Visitor", browser=user.opens, http_on_loopback=True, **options)
+    return OAuth("Visitor", browser=user.open, http_on_loopback=True, **options)
 
 
 async def text_of(client: Client, tool: str, **arguments: str) -> str:
@@ -58,27 +58,27 @@ async def text_of(client: Client, tool: str, **arguments: str) -> str:
 
 @req("auth-16", "auth-29", "auth-55", "auth-82", "auth-112")
 @pytest.mark.parametrize("revision", ["2025-03-26", "2025-06-18", "2025-11-25", "2026-07-28"])
-async def test_a_user_allows_access_in_the_browser_and_later_more_of_it(revision: str) -> None:
+async def test_a_user_grants_access_in_the_browser_and_later_a_further_scope(revision: str) -> None:
     store = MemoryTokenStore()
-    async with auth_site() as site, protected_by(site) as url, user() as somebody:
-        async with open_client(url, auth=auth_of(somebody, store=store), revision=revision) as client:
+    async with auth_site() as site, protected_by(site) as url, browser_user() as user:
+        async with open_client(url, auth=auth_of(user, store=store), revision=revision) as client:
             assert await text_of(client, "who") == "notes:read"
             assert await text_of(client, "write", text="milk") == "milk was written"
-            assert len(somebody.urls) == 2
+            assert len(user.urls) == 2
             site.server.expire()
             assert await text_of(client, "who") == "notes:read notes:write"
-        async with open_client(url, auth=auth_of(somebody, store=store), revision=revision) as client:
+        async with open_client(url, auth=auth_of(user, store=store), revision=revision) as client:
             assert await text_of(client, "who") == "notes:read notes:write"
         assert [each["grant_type"] for each in site.server.of("token")] == ["authorization_code"] * 2 + [
             "refresh_token"
         ]
         assert len(site.server.of("register")) == 1
         site.server.expire()
-        site.server.refresh_tokens.clear()  # as after somebody else had used it
-        async with open_client(url, auth=auth_of(somebody, store=store), revision=revision) as client:
+        site.server.refresh_tokens.clear()  # as if another client had used it
+        async with open_client(url, auth=auth_of(user, store=store), revision=revision) as client:
             assert await text_of(client, "who") == "notes:read notes:write"
-    assert len(somebody.urls) == 3
-    assert somebody.ends == [200] * 3
+    assert len(user.urls) == 3
+    assert user.ends == [200] * 3
 
 
 def wrong_issuer(site: AuthSite) -> None:
@@ -107,7 +107,7 @@ def bad(how: str, kind: str, site: AuthSite) -> None:
 
 METADATA = "oauth-authorization-server"
 PLACE = f"/.well-known/{METADATA}"
-# What is wrong, and words of the error that follows from it.
+# The fault of the server, and a part of the error message.
 TROUBLE = {
     "another issuer": (wrong_issuer, "names another issuer"),
     "no PKCE": (no_pkce, "does not list the PKCE method S256"),
@@ -115,26 +115,32 @@ TROUBLE = {
     "a user who denies": (denied, "issued no token: 'access_denied'"),
     "metadata at another origin": (partial(moved, path=PLACE, to="http://localhost:9/"), "publishes no metadata"),
     "metadata sent around": (partial(moved, path=PLACE, to=PLACE), "publishes no metadata"),
-    "registration elsewhere": (partial(moved, path="/register", to="/token"), "refused to register"),
-    "tokens elsewhere": (partial(moved, path="/token", to="http://localhost:9/token"), "issued no token: 'status 307'"),
+    "registration at another path": (partial(moved, path="/register", to="/token"), "refused to register"),
+    "tokens at another origin": (
+        partial(moved, path="/token", to="http://localhost:9/token"),
+        "issued no token: 'status 307'",
+    ),
     "dead metadata": (partial(bad, "unanswered", METADATA), "the connection ended before there was a reply"),
     "dead registration": (partial(bad, "unanswered", "register"), "the connection ended before there was a reply"),
     "dead tokens": (partial(bad, "unanswered", "token"), "the connection ended before there was a reply"),
-    "ill metadata": (partial(bad, "unavailable", METADATA), "answered 503"),
-    "ill registration": (partial(bad, "unavailable", "register"), "refused to register the application: 'status 503'"),
-    "ill tokens": (partial(bad, "unavailable", "token"), "issued no token: 'status 503'"),
+    "unavailable metadata": (partial(bad, "unavailable", METADATA), "answered 503"),
+    "unavailable registration": (
+        partial(bad, "unavailable", "register"),
+        "refused to register the application: 'status 503'",
+    ),
+    "unavailable tokens": (partial(bad, "unavailable", "token"), "issued no token: 'status 503'"),
 }
 
 
 @req("auth-85", "auth-91", "auth-103")
 @pytest.mark.parametrize("trouble", TROUBLE)
-async def test_a_server_that_misbehaves_gives_no_token_and_may_do_better_later(trouble: str) -> None:
-    async with auth_site() as site, protected_by(site) as url, user() as somebody:
+async def test_a_flow_fails_at_a_faulty_server_and_works_after_the_repair(trouble: str) -> None:
+    async with auth_site() as site, protected_by(site) as url, browser_user() as user:
         server = site.server
         good = (dict(server.metadata), server.iss, dict(server.denies), dict(server.redirects))
         spoil, words = TROUBLE[trouble]
         spoil(site=site)
-        auth = auth_of(somebody)
+        auth = auth_of(user)
         with pytest.raises(AuthorizationFailed, match=words):
             async with open_client(url, auth=auth):
                 raise AssertionError("let in")
@@ -147,9 +153,9 @@ async def test_a_server_that_misbehaves_gives_no_token_and_may_do_better_later(t
 
 
 @pytest.mark.parametrize("kind", [METADATA, "register", "authorize", "token"])
-async def test_who_does_not_wait_for_a_slow_server_hinders_nobody_who_does(kind: str) -> None:
-    async with auth_site() as site, protected_by(site) as url, user() as somebody:
-        auth, hold = auth_of(somebody), Hold()
+async def test_a_cancelled_wait_for_a_slow_server_does_not_affect_the_next_flow(kind: str) -> None:
+    async with auth_site() as site, protected_by(site) as url, browser_user() as user:
+        auth, hold = auth_of(user), Hold()
         site.held[kind] = hold
         impatient = trio.CancelScope()
 

@@ -1,4 +1,4 @@
-"""A relay: a server shown in the place of another, in every revision before and behind."""
+"""A relay: a server that forwards to an upstream server, with each revision downstream and upstream."""
 
 from __future__ import annotations
 
@@ -34,34 +34,34 @@ from trio_mcp.client import Client, open_client
 from trio_mcp.core import METHOD_NOT_FOUND, MISSING_CLIENT_CAPABILITY, REVISIONS, LoggingMessageParams
 from trio_mcp.errors import SessionClosed
 from trio_mcp.relay import open_relay
-from trio_mcp.relay.relay import ASKS, Relay  # the command line opens one of its own
+from trio_mcp.relay.relay import ASKS, Relay  # the command line opens its own relay
 from trio_mcp.transport.nursery import Block  # it opens the relay
 from trio_mcp.types import CallToolResult, PromptReference, ResourceReference, Tool
 
 A, B, C, D, E = REVISIONS
 HERE = Path(__file__).parent
-behind = pytest.mark.parametrize("behind", list(REVISIONS))
-before = pytest.mark.parametrize("before", list(REVISIONS))
+each_server_revision = pytest.mark.parametrize("server_revision", list(REVISIONS))
+each_client_revision = pytest.mark.parametrize("client_revision", list(REVISIONS))
 
 
 @contextlib.asynccontextmanager
 async def relayed(
-    server: Server, behind: str, before: str, relay: dict[str, Any] | None = None, **options: Any
+    server: Server, server_revision: str, client_revision: str, relay: dict[str, Any] | None = None, **options: Any
 ) -> AsyncIterator[Client]:
-    """A client, in its revision, of a relay that speaks another with the server."""
+    """A client of a relay of the server, with a revision for the client and another for the server."""
     async with (
-        open_relay(server, revision=behind, **(relay or {})) as shown,
-        open_client(shown, revision=before, **options) as client,
+        open_relay(server, revision=server_revision, **(relay or {})) as relay_server,
+        open_client(relay_server, revision=client_revision, **options) as client,
     ):
         yield client
 
 
-def text(result: CallToolResult) -> str:
-    said: str = result.content[0].text  # type: ignore[union-attr]  # all of the house is text
+def text_of(result: CallToolResult) -> str:
+    said: str = result.content[0].text  # type: ignore[union-attr]  # all content of the sample server is text
     return said
 
 
-# What each client sees through a relay, whatever is spoken before and behind it.
+# The features that a client gets through a relay, with each pair of revisions.
 
 
 async def its_identity(client: Client, oldest: str) -> None:
@@ -83,18 +83,18 @@ async def its_lists_page_by_page(client: Client, oldest: str) -> None:
 
 
 async def results(client: Client, oldest: str) -> None:
-    assert text(await client.call_tool("add", {"a": 1, "b": 2})) == "3"
+    assert text_of(await client.call_tool("add", {"a": 1, "b": 2})) == "3"
     assert await client.call_tool("words", {"count": 2}, returns=list[str]) == ["word 0", "word 1"]
     found = await client.call_tool("forecast", {"city": "Oslo"})
     if oldest >= C:
         assert found.structured_content == {"city": "Oslo", "degrees": [1, 2, 3]}
-    assert '"Oslo"' in text(found)
+    assert '"Oslo"' in text_of(found)
 
 
 async def failures(client: Client, oldest: str) -> None:
     failed = await client.call_tool("fail", {"why": "rain"})
     assert failed.is_error
-    assert text(failed) == "rain"
+    assert text_of(failed) == "rain"
 
 
 async def errors_with_their_codes(client: Client, oldest: str) -> None:
@@ -138,9 +138,9 @@ async def progress(client: Client, oldest: str) -> None:
 async def meta(client: Client, oldest: str) -> None:
     trace = "00-0af7651916cd43dd8448eb211c80319c-b7ad6b7169203331-01"
     said = await client.call_tool("meta", meta={"com.example/x": [1], "traceparent": trace})
-    assert '"com.example/x": [1]' in text(said)
-    assert trace in text(said)
-    assert "progressToken" not in text(said)
+    assert '"com.example/x": [1]' in text_of(said)
+    assert trace in text_of(said)
+    assert "progressToken" not in text_of(said)
     mine = {"io.modelcontextprotocol/serverInfo"} if client.revision == E else set()
     assert (said.meta or {}).keys() == mine
 
@@ -175,7 +175,7 @@ async def changes_of_resources(client: Client, oldest: str) -> None:
         await client.call_tool("touch", {"uri": "house://one"})
         assert (await wait_or_fail(changes.__anext__, "a change")).item == "house://one"
     await wait_all_tasks_blocked()
-    async with client.listen(resources="house://one") as changes:  # again, after nobody did
+    async with client.listen(resources="house://one") as changes:  # again, after a time without a subscription
         await wait_all_tasks_blocked()
         await client.call_tool("touch", {"uri": "house://one"})
         assert (await wait_or_fail(changes.__anext__, "a change")).item == "house://one"
@@ -187,98 +187,103 @@ TOOLS = [
 ]  # fmt: skip
 
 
-@behind
-@before
-async def test_a_value_that_the_server_behind_has_in_a_box_is_in_no_other_one(
-    behind: str, before: str, autojump_clock: MockClock
+@each_server_revision
+@each_client_revision
+async def test_a_value_that_the_upstream_server_wrapped_is_not_wrapped_again(
+    server_revision: str, client_revision: str, autojump_clock: MockClock
 ) -> None:
-    async with relayed(sample_server(), behind, before) as client:
+    async with relayed(sample_server(), server_revision, client_revision) as client:
         assert await client.call_tool("add", {"a": 1, "b": 2}, returns=int) == 3
         result = await client.call_tool("add", {"a": 1, "b": 2})
-    boxed = C <= behind <= D
-    carried = behind >= C and (before == E or (before >= C and boxed))
+    boxed = C <= server_revision <= D
+    carried = server_revision >= C and (client_revision == E or (client_revision >= C and boxed))
     assert result.has_structured_content is carried
     assert result.structured_content == (({"result": 3} if boxed else 3) if carried else None)
 
 
-@behind
-@before
+@each_server_revision
+@each_client_revision
 @pytest.mark.parametrize(
-    "sees",
+    "check",
     [
         its_identity, its_lists_page_by_page, results, failures, errors_with_their_codes, resources,
         prompts_and_completions, progress, meta, cancellation, calls_side_by_side, changes_of_lists,
         changes_of_resources,
     ],
 )  # fmt: skip
-async def test_through_a_relay_everything_is_as_it_is(
-    behind: str, before: str, sees: Callable[[Client, str], Awaitable[None]], autojump_clock: MockClock
+async def test_a_client_of_a_relay_gets_the_same_as_a_client_of_the_server(
+    server_revision: str,
+    client_revision: str,
+    check: Callable[[Client, str], Awaitable[None]],
+    autojump_clock: MockClock,
 ) -> None:
-    async with relayed(sample_server(), behind, before) as client:
-        assert client.revision == before
-        await sees(client, min(behind, before))
+    async with relayed(sample_server(), server_revision, client_revision) as client:
+        assert client.revision == client_revision
+        await check(client, min(server_revision, client_revision))
 
 
-# Questions of the server behind.
+# Questions of the upstream server.
 
 
-@behind
-@before
-async def test_questions_are_asked_of_the_client_that_made_the_call(behind: str, before: str) -> None:
+@each_server_revision
+@each_client_revision
+async def test_questions_go_to_the_client_that_made_the_call(server_revision: str, client_revision: str) -> None:
     answers: dict[str, Any] = {
         "elicitation": lambda asked: {"size": 7},
         "elicitation_url": lambda asked: asked.url == "https://pay.example/7",
         "sampling": lambda asked: ("nothing", "a model"),
         "roots": ["/tmp/one"],
     }
-    async with relayed(sample_server(), behind, before, **answers) as client:
-        assert text(await client.call_tool("think")) == "a model: nothing"
-        assert "file:///tmp/one" in text(await client.call_tool("rooms"))
+    async with relayed(sample_server(), server_revision, client_revision, **answers) as client:
+        assert text_of(await client.call_tool("think")) == "a model: nothing"
+        assert "file:///tmp/one" in text_of(await client.call_tool("rooms"))
         ordered = await client.call_tool("order")
-        if min(behind, before) >= C:
-            assert text(ordered) == "Size(size=7, colour='red')"
+        if min(server_revision, client_revision) >= C:
+            assert text_of(ordered) == "Size(size=7, colour='red')"
         else:
             assert ordered.is_error
         visited = await client.call_tool("visit")
-        if min(behind, before) >= D:
-            assert text(visited) == "Accepted"
+        if min(server_revision, client_revision) >= D:
+            assert text_of(visited) == "Accepted"
         else:
             assert visited.is_error
 
 
-@behind
-@before
-async def test_a_client_that_cannot_be_asked_is_not(behind: str, before: str) -> None:
-    async with relayed(sample_server(), behind, before) as client:
-        if before == behind == E:  # it is told what it lacks, as by the server itself
+@each_server_revision
+@each_client_revision
+async def test_a_client_without_the_capability_gets_no_question(server_revision: str, client_revision: str) -> None:
+    async with relayed(sample_server(), server_revision, client_revision) as client:
+        if client_revision == server_revision == E:  # the client gets the same error as from the server itself
             with pytest.raises(RequestError) as raised:
                 await client.call_tool("think")
             assert raised.value.code == -32021
             assert raised.value.data == {"requiredCapabilities": {"sampling": {}}}
         else:
-            said = await failing(client, "think")
+            said = await error_text(client, "think")
             assert "sampling" in said
 
 
-async def failing(client: Client, name: str) -> str:
+async def error_text(client: Client, name: str) -> str:
     try:
         result = await client.call_tool(name)
     except RequestError as error:
         return str(error)
     assert result.is_error
-    return text(result)
+    return text_of(result)
 
 
-@pytest.mark.parametrize("behind", [C, E])
-@pytest.mark.parametrize("before", [C, E])
-async def test_a_user_who_declines_has_declined(behind: str, before: str) -> None:
-    async with relayed(sample_server(), behind, before, elicitation=lambda asked: Declined()) as client:
-        assert "Declined" in text(await client.call_tool("order"))
+@pytest.mark.parametrize("server_revision", [C, E])
+@pytest.mark.parametrize("client_revision", [C, E])
+async def test_a_declined_form_reaches_the_server(server_revision: str, client_revision: str) -> None:
+    async with relayed(
+        sample_server(), server_revision, client_revision, elicitation=lambda asked: Declined()
+    ) as client:
+        assert "Declined" in text_of(await client.call_tool("order"))
 
 
-@pytest.mark.parametrize("behind", [D, E])
-@pytest.mark.parametrize("before", [D, E])
-async def test_what_a_user_leaves_out_is_left_out(behind: str, before: str) -> None:
+@pytest.mark.parametrize("server_revision", [D, E])
+@pytest.mark.parametrize("client_revision", [D, E])
+async def test_an_omitted_field_stays_omitted(server_revision: str, client_revision: str) -> None:
     server = Server("asks")
     form = {
         "type": "object",
@@ -291,13 +296,15 @@ async def test_what_a_user_leaves_out_is_left_out(behind: str, before: str) -> N
         assert isinstance(answer, Accepted)
         return repr(sorted(answer.value.items()))
 
-    async with relayed(server, behind, before, elicitation=lambda asked: {"a": None, "c": 1}) as client:
-        assert text(await client.call_tool("ask")) == "[('c', 1)]"
+    async with relayed(
+        server, server_revision, client_revision, elicitation=lambda asked: {"a": None, "c": 1}
+    ) as client:
+        assert text_of(await client.call_tool("ask")) == "[('c', 1)]"
 
 
-@pytest.mark.parametrize("behind", [D, E])
-@pytest.mark.parametrize("before", [D, E])
-async def test_questions_that_come_together_are_all_answered(behind: str, before: str) -> None:
+@pytest.mark.parametrize("server_revision", [D, E])
+@pytest.mark.parametrize("client_revision", [D, E])
+async def test_concurrent_questions_are_all_answered(server_revision: str, client_revision: str) -> None:
     server = Server("asks")
 
     @server.tool
@@ -308,17 +315,21 @@ async def test_questions_that_come_together_are_all_answered(behind: str, before
     async def answer(asked: Any) -> tuple[str, str]:
         return asked.params.messages[0].content.text.lower(), "model"
 
-    async with relayed(server, behind, before, sampling=answer, elicitation=lambda asked: {"value": True}) as client:
-        assert text(await client.call_tool("ask")) == "a? b? True"
+    async with relayed(
+        server, server_revision, client_revision, sampling=answer, elicitation=lambda asked: {"value": True}
+    ) as client:
+        assert text_of(await client.call_tool("ask")) == "a? b? True"
 
 
 @contextlib.asynccontextmanager
-async def two(shown: Server, before: str, name: str, **options: Any) -> AsyncIterator[tuple[Client, Client]]:
-    """Two clients of a relay, the first of which has a call at work."""
+async def two_clients(
+    relay_server: Server, client_revision: str, name: str, **options: Any
+) -> AsyncIterator[tuple[Client, Client]]:
+    """Two clients of a relay.  A call of the first one is running."""
     async with (
-        shown.running(),
-        open_client(shown, revision=before, **options) as first,
-        open_client(shown, revision=before, sampling=lambda asked: ("for two", "model")) as second,
+        relay_server.running(),
+        open_client(relay_server, revision=client_revision, **options) as first,
+        open_client(relay_server, revision=client_revision, sampling=lambda asked: ("for two", "model")) as second,
         trio.open_nursery() as nursery,
     ):
         nursery.start_soon(first.call_tool, name, {"name": "first"})
@@ -328,66 +339,66 @@ async def two(shown: Server, before: str, name: str, **options: Any) -> AsyncIte
 
 
 @contextlib.asynccontextmanager
-async def one_stream(server: Server) -> AsyncIterator[trio.abc.Stream]:
-    """A target that can be opened once, so that all clients share a session with the server behind."""
+async def single_use_target(server: Server) -> AsyncIterator[trio.abc.Stream]:
+    """A target that can be opened once, so that all clients share one session with the upstream server."""
     ours, theirs = memory_stream_pair()
     async with trio.open_nursery() as nursery:
         nursery.start_soon(serve_stream, server, theirs)
         yield ours
 
 
-@behind
-@before
-async def test_a_question_is_never_asked_of_another_client(behind: str, before: str) -> None:
+@each_server_revision
+@each_client_revision
+async def test_a_question_never_goes_to_another_client(server_revision: str, client_revision: str) -> None:
     async with (
-        one_stream(sample_server()) as target,
-        open_relay(target, revision=behind) as shown,
-        two(shown, before, "hold") as (_, second),
+        single_use_target(sample_server()) as target,
+        open_relay(target, revision=server_revision) as relay_server,
+        two_clients(relay_server, client_revision, "hold") as (_, second),
     ):
-        if behind == E:  # there it is known whose it is
-            assert text(await second.call_tool("think")) == "model: for two"
+        if server_revision == E:  # in this revision a question belongs to a call
+            assert text_of(await second.call_tool("think")) == "model: for two"
         else:
-            assert "calls of several clients are running" in await failing(second, "think")
+            assert "calls of several clients are running" in await error_text(second, "think")
 
 
-@behind
-@before
-async def test_a_client_is_asked_while_other_calls_of_its_own_run(behind: str, before: str) -> None:
+@each_server_revision
+@each_client_revision
+async def test_a_client_gets_questions_while_its_other_calls_run(server_revision: str, client_revision: str) -> None:
     async with (
-        relayed(sample_server(), behind, before, sampling=lambda asked: ("hm", "model")) as client,
+        relayed(sample_server(), server_revision, client_revision, sampling=lambda asked: ("hm", "model")) as client,
         trio.open_nursery() as nursery,
     ):
         nursery.start_soon(client.call_tool, "hold", {"name": "one"})
         await wait_all_tasks_blocked()
-        assert text(await client.call_tool("think")) == "model: hm"
+        assert text_of(await client.call_tool("think")) == "model: hm"
         await client.call_tool("let", {"name": "one"})
 
 
-@pytest.mark.parametrize("behind", [C, D])
-async def test_a_client_that_leaves_a_question_unanswered_keeps_nobody_from_being_asked(
-    behind: str, autojump_clock: MockClock
+@pytest.mark.parametrize("server_revision", [C, D])
+async def test_an_unanswered_question_does_not_block_other_clients(
+    server_revision: str, autojump_clock: MockClock
 ) -> None:
     async def never(asked: Any) -> Any:
         await trio.sleep_forever()
 
     async with (
-        open_relay(sample_server(), revision=behind) as shown,
-        shown.running(),
-        open_client(shown, revision=E, elicitation=never) as one,
-        open_client(shown, revision=E, elicitation=lambda asked: {"size": 7}) as other,
+        open_relay(sample_server(), revision=server_revision) as relay_server,
+        relay_server.running(),
+        open_client(relay_server, revision=E, elicitation=never) as one,
+        open_client(relay_server, revision=E, elicitation=lambda asked: {"size": 7}) as other,
     ):
         for _ in range(2):
             with trio.move_on_after(5) as patience:
                 await one.call_tool("order")
             assert patience.cancelled_caught
             start = trio.current_time()
-            assert text(await other.call_tool("order")) == "Size(size=7, colour='red')"
+            assert text_of(await other.call_tool("order")) == "Size(size=7, colour='red')"
             assert trio.current_time() == start
 
 
-@pytest.mark.parametrize("behind", [C, D])
+@pytest.mark.parametrize("server_revision", [C, D])
 async def test_a_call_that_waits_for_its_client_keeps_its_log_messages_from_others(
-    behind: str, autojump_clock: MockClock
+    server_revision: str, autojump_clock: MockClock
 ) -> None:
     heard: list[LoggingMessageParams] = []
     server, asked, talked = sample_server(), trio.Event(), trio.Event()
@@ -410,10 +421,10 @@ async def test_a_call_that_waits_for_its_client_keeps_its_log_messages_from_othe
         return {"value": True}
 
     async with (
-        open_relay(server, revision=behind) as shown,
-        shown.running(),
-        open_client(shown, revision=E, elicitation=answer) as one,
-        open_client(shown, revision=E, on_log=heard.append, log_level="debug") as other,
+        open_relay(server, revision=server_revision) as relay_server,
+        relay_server.running(),
+        open_client(relay_server, revision=E, elicitation=answer) as one,
+        open_client(relay_server, revision=E, on_log=heard.append, log_level="debug") as other,
         trio.open_nursery() as nursery,
     ):
         nursery.start_soon(one.call_tool, "ask_and_talk")
@@ -425,7 +436,7 @@ async def test_a_call_that_waits_for_its_client_keeps_its_log_messages_from_othe
     assert heard == []
 
 
-async def test_who_only_looks_around_is_asked_nothing(autojump_clock: MockClock) -> None:
+async def test_a_client_without_a_tool_call_gets_no_question(autojump_clock: MockClock) -> None:
     server = sample_server()
 
     @server.completion
@@ -434,23 +445,23 @@ async def test_who_only_looks_around_is_asked_nothing(autojump_clock: MockClock)
         return []
 
     async with (
-        one_stream(server) as target,
-        open_relay(target, revision=D) as shown,
-        shown.running(),
-        open_client(shown, sampling=lambda asked: ("for one", "model")) as one,
-        open_client(shown) as other,
+        single_use_target(server) as target,
+        open_relay(target, revision=D) as relay_server,
+        relay_server.running(),
+        open_client(relay_server, sampling=lambda asked: ("for one", "model")) as one,
+        open_client(relay_server) as other,
         trio.open_nursery() as nursery,
     ):
         nursery.start_soon(other.complete, PromptReference("review"), "code", "x")
         await wait_all_tasks_blocked()
-        assert text(await one.call_tool("think")) == "model: for one"
+        assert text_of(await one.call_tool("think")) == "model: for one"
 
 
-@pytest.mark.parametrize("before", [D, E])
-async def test_a_question_outside_of_any_call_is_refused(before: str) -> None:
+@pytest.mark.parametrize("client_revision", [D, E])
+async def test_a_question_outside_of_any_call_is_refused(client_revision: str) -> None:
     async with (
-        behind_a_peer(D, {"tools": {}}) as (peer, shown),
-        open_client(shown, revision=before, roots=["/tmp"]),
+        relay_of_peer(D, {"tools": {}}) as (peer, relay_server),
+        open_client(relay_server, revision=client_revision, roots=["/tmp"]),
     ):
         await peer.send({"id": 5, "method": "roots/list"})
         await wait_all_tasks_blocked()
@@ -459,36 +470,36 @@ async def test_a_question_outside_of_any_call_is_refused(before: str) -> None:
 
 
 @contextlib.asynccontextmanager
-async def behind_a_peer(revision: str, capabilities: Any, **options: Any) -> AsyncIterator[tuple[Peer, Server]]:
-    """A relay of a server that the test plays."""
+async def relay_of_peer(revision: str, capabilities: Any, **options: Any) -> AsyncIterator[tuple[Peer, Server]]:
+    """A relay of a server that the test controls."""
     ours, theirs = memory_stream_pair()
     peer = Peer(theirs, revision, capabilities)
     async with trio.open_nursery() as nursery:
         nursery.start_soon(peer.run)
-        async with open_relay(ours, revision=revision, **options) as shown:
-            yield peer, shown
+        async with open_relay(ours, revision=revision, **options) as relay_server:
+            yield peer, relay_server
         await theirs.aclose()
 
 
-async def test_a_callback_of_ones_own_answers_itself() -> None:
+async def test_an_own_callback_of_the_relay_answers_questions() -> None:
     relay = {"sampling": lambda asked: ("the relay", "mine")}
     async with relayed(sample_server(), D, D, relay) as client:
-        assert text(await client.call_tool("think")) == "mine: the relay"
+        assert text_of(await client.call_tool("think")) == "mine: the relay"
 
 
-@pytest.mark.parametrize("behind", [D, E])
-async def test_the_server_is_told_what_it_may_ask(behind: str) -> None:
+@pytest.mark.parametrize("server_revision", [D, E])
+async def test_the_upstream_server_gets_the_capabilities_for_questions(server_revision: str) -> None:
     server, asked = Server("asks"), list[list[Any]]()
 
     @server.tool
-    async def what(ctx: Context) -> None:
+    async def supported(ctx: Context) -> None:
         asked.append([name for name in ("sampling", "elicitation", "roots") if ctx.supports(name)])
         asked[-1] += ["tools"] * ctx.supports("sampling", "tools")
         asked.append([ctx.supports("elicitation", mode) for mode in ("form", "url")])
 
     for relay in ({}, {"asks": ["roots", "elicitation_url"]}, {"asks": ()}):
-        async with relayed(server, behind, E, relay) as client:
-            await client.call_tool("what")
+        async with relayed(server, server_revision, E, relay) as client:
+            await client.call_tool("supported")
     assert asked == [
         ["sampling", "elicitation", "roots", "tools"],
         [True, True],
@@ -499,7 +510,7 @@ async def test_the_server_is_told_what_it_may_ask(behind: str) -> None:
     ]
 
 
-async def test_a_page_that_is_done_is_told_whom_it_was_shown() -> None:
+async def test_the_completion_of_a_page_goes_to_the_client_that_has_it() -> None:
     server, pages, done = Server("pays"), [], []
 
     @server.tool
@@ -519,17 +530,17 @@ async def test_a_page_that_is_done_is_told_whom_it_was_shown() -> None:
         assert done == ["https://pay.example/7"]
 
 
-@behind
-async def test_what_another_revision_has_kept_to_itself_does_not_go_along(behind: str) -> None:
-    async with relayed(sample_server(), behind, A) as client:  # where everybody may say everything
+@each_server_revision
+async def test_meta_names_reserved_in_another_revision_are_not_forwarded(server_revision: str) -> None:
+    async with relayed(sample_server(), server_revision, A) as client:  # this revision reserves no names
         kept = {"mcp.dev/x": 1, "com.mcp.tools/x": 2, "io.modelcontextprotocol/x": 3, "com.example/x": 4}
-        said = text(await client.call_tool("meta", meta=kept))
-        assert json.loads(said) == {"com.example/x": 4} | ({} if behind == C else {"mcp.dev/x": 1})
+        said = text_of(await client.call_tool("meta", meta=kept))
+        assert json.loads(said) == {"com.example/x": 4} | ({} if server_revision == C else {"mcp.dev/x": 1})
 
 
-@pytest.mark.parametrize("behind", [A, D, E])
-@pytest.mark.parametrize("before", [A, D, E])
-async def test_prompts_tell_of_progress_too(behind: str, before: str) -> None:
+@pytest.mark.parametrize("server_revision", [A, D, E])
+@pytest.mark.parametrize("client_revision", [A, D, E])
+async def test_prompts_can_report_progress(server_revision: str, client_revision: str) -> None:
     server, heard = Server("slow"), list[Any]()
 
     @server.prompt
@@ -537,7 +548,7 @@ async def test_prompts_tell_of_progress_too(behind: str, before: str) -> None:
         await ctx.progress(1, 2)
         return json.dumps(dict(ctx.meta))
 
-    async with relayed(server, behind, before) as client:
+    async with relayed(server, server_revision, client_revision) as client:
         filled = await client.request(
             "prompts/get", {"name": "think"}, on_progress=lambda *said: heard.append(said[:2])
         )
@@ -545,20 +556,20 @@ async def test_prompts_tell_of_progress_too(behind: str, before: str) -> None:
     assert heard == [(1, 2)]
     told, also = (json.loads(each["messages"][0]["content"]["text"]) for each in (filled, again))
     own = {key for key in told if key.startswith("io.modelcontextprotocol/")}
-    assert bool(own) is (behind == E)  # what the relay says of itself
+    assert bool(own) is (server_revision == E)  # meta of the relay itself
     assert told.keys() - own == {"progressToken"}
     assert also.keys() - own == {"com.example/x"}
 
 
-@pytest.mark.parametrize("before", [D, E])
-async def test_a_result_waits_until_its_question_was_answered(before: str, autojump_clock: MockClock) -> None:
-    """The server behind need not wait for the answer, which would be nobody's then."""
+@pytest.mark.parametrize("client_revision", [D, E])
+async def test_a_result_waits_until_its_question_is_answered(client_revision: str, autojump_clock: MockClock) -> None:
+    """The upstream server need not wait for the answer.  Without the wait the answer would belong to no call."""
 
     async def slowly(asked: Any) -> tuple[str, str]:
         await trio.sleep(60)
         return "done", "model"
 
-    async with playing(D, before, sampling=slowly) as (peer, client):
+    async with client_of_relayed_peer(D, client_revision, sampling=slowly) as (peer, client):
 
         async def serve() -> None:
             asked = await peer.take("tools/call")
@@ -578,15 +589,18 @@ SAMPLING = {"messages": [{"role": "user", "content": {"type": "text", "text": "?
 PAGE = {"mode": "url", "message": "There", "url": "https://pay.example/7", "elicitationId": "1"}
 
 
-@pytest.mark.parametrize("before", [D, E])
+@pytest.mark.parametrize("client_revision", [D, E])
 @pytest.mark.parametrize(
     ("method", "params", "code"),
     [("sampling/createMessage", SAMPLING, -32601), ("roots/list", {}, -32601), ("elicitation/create", PAGE, -32602)],
 )
-async def test_the_server_is_refused_as_the_client_would_refuse_it(
-    before: str, method: str, params: Any, code: int
+async def test_a_question_of_the_server_is_refused_as_by_the_client(
+    client_revision: str, method: str, params: Any, code: int
 ) -> None:
-    async with playing(D, before, elicitation=lambda asked: None) as (peer, client), trio.open_nursery() as nursery:
+    async with (
+        client_of_relayed_peer(D, client_revision, elicitation=lambda asked: None) as (peer, client),
+        trio.open_nursery() as nursery,
+    ):
         nursery.start_soon(client.call_tool, "any")
         asked = await peer.take("tools/call")
         await peer.send({"id": 5, "method": method, "params": params})
@@ -596,22 +610,24 @@ async def test_the_server_is_refused_as_the_client_would_refuse_it(
 
 
 @contextlib.asynccontextmanager
-async def playing(behind: str, before: str, **options: Any) -> AsyncIterator[tuple[Peer, Client]]:
-    """A client of a relay of a server that the test plays."""
+async def client_of_relayed_peer(
+    server_revision: str, client_revision: str, **options: Any
+) -> AsyncIterator[tuple[Peer, Client]]:
+    """A client of a relay of a server that the test controls."""
     async with (
-        behind_a_peer(behind, {"tools": {"listChanged": True}}) as (peer, shown),
-        open_client(shown, revision=before, **options) as client,
+        relay_of_peer(server_revision, {"tools": {"listChanged": True}}) as (peer, relay_server),
+        open_client(relay_server, revision=client_revision, **options) as client,
     ):
         yield peer, client
 
 
-async def test_pages_whose_end_is_never_told_are_forgotten() -> None:
+async def test_the_oldest_uncompleted_pages_are_forgotten() -> None:
     done: list[str] = []
     options: Any = {
         "elicitation_url": lambda asked: True,
         "on_elicitation_complete": lambda page: done.append(page.url),
     }
-    async with playing(D, D, **options) as (peer, client), trio.open_nursery() as nursery:
+    async with client_of_relayed_peer(D, D, **options) as (peer, client), trio.open_nursery() as nursery:
         nursery.start_soon(client.call_tool, "any")
         asked = await peer.take("tools/call")
         for number in range(101):
@@ -627,17 +643,17 @@ async def test_pages_whose_end_is_never_told_are_forgotten() -> None:
             await peer.notify("notifications/elicitation/complete", {"elicitationId": f"{number}"})
         await wait_all_tasks_blocked()
         await peer.answer(asked, {"content": []})
-    assert sorted(done) == ["https://pay.example/1", "https://pay.example/100"]  # in no order
+    assert sorted(done) == ["https://pay.example/1", "https://pay.example/100"]  # in any order
 
 
 # Log messages.
 
 
-@pytest.mark.parametrize("before", [D, E])
-async def test_all_that_was_said_before_a_result_is_heard_before_it(before: str) -> None:
+@pytest.mark.parametrize("client_revision", [D, E])
+async def test_messages_sent_before_a_result_arrive_before_it(client_revision: str) -> None:
     heard: list[Any] = []
     options: Any = {"on_log": lambda message: heard.append(message.data), "log_level": "info"}
-    async with playing(D, before, **options) as (peer, client), trio.open_nursery() as nursery:
+    async with client_of_relayed_peer(D, client_revision, **options) as (peer, client), trio.open_nursery() as nursery:
 
         @nursery.start_soon
         async def serve() -> None:
@@ -650,33 +666,35 @@ async def test_all_that_was_said_before_a_result_is_heard_before_it(before: str)
         assert heard == list(range(9))
 
 
-@behind
-@before
-async def test_log_messages_come_before_the_result_of_their_call(behind: str, before: str) -> None:
+@each_server_revision
+@each_client_revision
+async def test_log_messages_come_before_the_result_of_their_call(server_revision: str, client_revision: str) -> None:
     heard: list[LoggingMessageParams] = []
-    async with relayed(sample_server(), behind, before, on_log=heard.append, log_level="info") as client:
+    async with relayed(
+        sample_server(), server_revision, client_revision, on_log=heard.append, log_level="info"
+    ) as client:
         await client.call_tool("talk")
         assert [(each.level, each.data, each.logger) for each in heard] == [("warning", {"loud": True}, "house")]
 
 
-@pytest.mark.parametrize("behind", [D, E])
-async def test_log_messages_that_may_be_anybodys_are_dropped(behind: str) -> None:
+@pytest.mark.parametrize("server_revision", [D, E])
+async def test_log_messages_of_unknown_calls_are_dropped(server_revision: str) -> None:
     heard: list[LoggingMessageParams] = []
     async with (
-        one_stream(sample_server()) as target,
-        open_relay(target, revision=behind) as shown,
-        two(shown, D, "hold", on_log=heard.append) as (_, second),
+        single_use_target(sample_server()) as target,
+        open_relay(target, revision=server_revision) as relay_server,
+        two_clients(relay_server, D, "hold", on_log=heard.append) as (_, second),
     ):
         await second.call_tool("talk")
         await wait_all_tasks_blocked()
     assert heard == []
 
 
-async def test_nothing_is_kept_on_the_way_for_longer_than_its_server_said() -> None:
+async def test_a_relay_does_not_extend_the_lifetime_of_results() -> None:
     capabilities: Any = {"tools": {}}
-    async with behind_a_peer(E, capabilities) as (peer, shown), trio.open_nursery() as nursery:
-        for _ in range(2):  # clients that know nothing of each other
-            async with open_client(shown, revision=E) as client:
+    async with relay_of_peer(E, capabilities) as (peer, relay_server), trio.open_nursery() as nursery:
+        for _ in range(2):  # two clients with separate caches
+            async with open_client(relay_server, revision=E) as client:
                 listed: list[Any] = []
 
                 async def look(client: Client = client, listed: list[Any] = listed) -> None:
@@ -689,18 +707,21 @@ async def test_nothing_is_kept_on_the_way_for_longer_than_its_server_said() -> N
                 assert listed[0].ttl_ms == 1000
 
 
-# The end of the server behind.
+# The end of the upstream server.
 
 
-@behind
-@before
-async def test_without_the_server_behind_every_call_is_refused_and_none_hangs(
-    behind: str, before: str, caplog: pytest.LogCaptureFixture, autojump_clock: MockClock
+@each_server_revision
+@each_client_revision
+async def test_without_the_upstream_server_each_call_is_refused_at_once(
+    server_revision: str, client_revision: str, caplog: pytest.LogCaptureFixture, autojump_clock: MockClock
 ) -> None:
     ours, theirs = memory_stream_pair()
     async with trio.open_nursery() as nursery:
         nursery.start_soon(serve_stream, sample_server(), theirs)
-        async with open_relay(ours, revision=behind) as shown, open_client(shown, revision=before) as client:
+        async with (
+            open_relay(ours, revision=server_revision) as relay_server,
+            open_client(relay_server, revision=client_revision) as client,
+        ):
             async with trio.open_nursery() as calls:
                 calls.start_soon(refused, client, "tools/call", {"name": "hold", "arguments": {"name": "one"}})
                 await wait_all_tasks_blocked()
@@ -717,25 +738,25 @@ async def refused(client: Client, method: str, params: Any) -> None:
     assert raised.value.code == -32603
 
 
-@pytest.mark.parametrize("before", [D, E])
-async def test_after_its_block_a_server_that_is_still_served_says_so(before: str) -> None:
+@pytest.mark.parametrize("client_revision", [D, E])
+async def test_a_relay_served_after_its_block_refuses_requests(client_revision: str) -> None:
     ours, theirs = memory_stream_pair()
     async with trio.open_nursery() as nursery:
-        async with open_relay(sample_server()) as shown:
-            nursery.start_soon(serve_stream, shown, theirs)
+        async with open_relay(sample_server()) as relay_server:
+            nursery.start_soon(serve_stream, relay_server, theirs)
             await wait_all_tasks_blocked()
-        async with open_client(ours, revision=before) as client:
+        async with open_client(ours, revision=client_revision) as client:
             await refused(client, "tools/call", {"name": "greet", "arguments": {"name": "you"}})
-            if before == D:
+            if client_revision == D:
                 with pytest.raises(RequestError, match="the relay has ended"):
                     await client.request("resources/subscribe", {"uri": "house://one"})
 
 
 @pytest.mark.full
-def test_a_relay_can_be_cancelled_anywhere() -> None:
+def test_a_relay_can_be_cancelled_at_any_step() -> None:
     async def scenario(attempt: Attempt) -> None:
         server = sample_server()
-        # Of a link that is cancelled while it is opened, whoever opens it may see first that it has ended.
+        # If a link is cancelled while it is opened, the opening task may see first that the link has ended.
         with attempt.window(), contextlib.suppress(SessionClosed):
             async with relayed(server, D, E, sampling=lambda asked: ("hm", "model")) as client:
                 await client.call_tool("think")
@@ -754,17 +775,22 @@ async def test_what_the_block_raises_leaves_it_as_it_is() -> None:
 
 
 @pytest.mark.parametrize("options", [{"asks": ["money"]}, {"revisions": ["2020-01-01"]}, {"asks": "roots"}])
-def test_what_no_relay_can_do_is_said_before_anything_is_opened(options: Any) -> None:
+def test_invalid_options_of_a_relay_are_refused_before_opening(options: Any) -> None:
     with pytest.raises(UsageError, match=r"asks must be one of|unknown revision|asks must be a list"):
         open_relay(sample_server(), **options)
 
 
-async def test_a_relay_has_nothing_of_its_own() -> None:
+async def test_a_relay_refuses_entries_of_its_own() -> None:
     async def mine() -> str:
         return ""
 
-    async with open_relay(sample_server()) as shown:
-        for add in (shown.tool, shown.prompt, shown.completion, lambda function: shown.mount(Server("other"))):
+    async with open_relay(sample_server()) as relay_server:
+        for add in (
+            relay_server.tool,
+            relay_server.prompt,
+            relay_server.completion,
+            lambda function: relay_server.mount(Server("other")),
+        ):
             with pytest.raises(UsageError, match="a relay only has the features of its upstream server"):
                 add(mine)
 
@@ -785,9 +811,9 @@ async def mounting(*relays: tuple[str, Server], **options: Any) -> AsyncIterator
         yield front
 
 
-@pytest.mark.parametrize("before", [A, D, E])
-async def test_the_entries_of_a_mounted_relay_are_listed_after_those_of_the_server(before: str) -> None:
-    async with mounting(("house_", sample_server())) as front, open_client(front, revision=before) as client:
+@pytest.mark.parametrize("client_revision", [A, D, E])
+async def test_the_entries_of_a_mounted_relay_are_listed_after_those_of_the_server(client_revision: str) -> None:
+    async with mounting(("house_", sample_server())) as front, open_client(front, revision=client_revision) as client:
         assert [tool.name for tool in await client.list_tools()] == ["own", *(f"house_{name}" for name in TOOLS)]
         assert [each.name for each in await client.list_prompts()] == [
             "own", "house_review", "house_short", "house_long", "house_wide",
@@ -803,21 +829,21 @@ async def test_the_entries_of_a_mounted_relay_are_listed_after_those_of_the_serv
             assert raised.value.code == -32602
 
 
-@pytest.mark.parametrize("before", [A, D, E])
-async def test_requests_for_the_entries_of_a_mounted_relay_go_upstream(before: str) -> None:
+@pytest.mark.parametrize("client_revision", [A, D, E])
+async def test_requests_for_the_entries_of_a_mounted_relay_go_upstream(client_revision: str) -> None:
     async with (
         mounting(("house_", sample_server())) as front,
-        open_client(front, revision=before, sampling=lambda asked: ("hm", "model")) as client,
+        open_client(front, revision=client_revision, sampling=lambda asked: ("hm", "model")) as client,
     ):
-        assert text(await client.call_tool("own")) == "mine"
-        assert text(await client.call_tool("house_add", {"a": 1, "b": 2})) == "3"
+        assert text_of(await client.call_tool("own")) == "mine"
+        assert text_of(await client.call_tool("house_add", {"a": 1, "b": 2})) == "3"
         filled = await client.get_prompt("house_review", {"code": "x = 1"})
         assert filled.messages[0].content.text == "Review this python: x = 1"  # type: ignore[union-attr]
-        await resources(client, before)
+        await resources(client, client_revision)
         completed = await client.complete(PromptReference("house_review"), "language", "pa")
         assert list(completed.values) == ["pascal"]
-        if before >= D:
-            assert text(await client.call_tool("house_think")) == "model: hm"
+        if client_revision >= D:
+            assert text_of(await client.call_tool("house_think")) == "model: hm"
         for name in ("add", "house_nothing", "house_own", "HOUSE_add"):
             with pytest.raises(RequestError) as raised:
                 await client.call_tool(name)
@@ -827,12 +853,12 @@ async def test_requests_for_the_entries_of_a_mounted_relay_go_upstream(before: s
             assert raised.value.code == -32602
 
 
-@pytest.mark.parametrize("before", [D, E])
-async def test_changes_of_a_mounted_relay_reach_the_clients_of_the_server(before: str) -> None:
+@pytest.mark.parametrize("client_revision", [D, E])
+async def test_changes_of_a_mounted_relay_reach_the_clients_of_the_server(client_revision: str) -> None:
     async with (
         mounting(("house_", sample_server())) as front,
         front.running(),
-        open_client(front, revision=before) as client,
+        open_client(front, revision=client_revision) as client,
         client.listen(tools=True, resources=["house://one", "own://one"]) as changes,
     ):
         await wait_all_tasks_blocked()
@@ -847,8 +873,8 @@ async def test_changes_of_a_mounted_relay_reach_the_clients_of_the_server(before
         assert (await wait_or_fail(changes.__anext__, "a change")).item == "own://one"
 
 
-@pytest.mark.parametrize("before", [D, E])
-async def test_a_relay_may_be_mounted_in_a_server_that_is_mounted(before: str) -> None:
+@pytest.mark.parametrize("client_revision", [D, E])
+async def test_a_relay_may_be_mounted_in_a_server_that_is_mounted(client_revision: str) -> None:
     passed: list[Any] = []
 
     def note(name: str) -> Any:
@@ -862,20 +888,20 @@ async def test_a_relay_may_be_mounted_in_a_server_that_is_mounted(before: str) -
     outer.tool(name="own")(lambda: "outer's")
     async with mounting(("house_", sample_server()), middleware=[note("front")]) as front:
         outer.mount(front, prefix="front.")
-        async with open_client(outer, revision=before) as client:
+        async with open_client(outer, revision=client_revision) as client:
             names = [tool.name for tool in await client.list_tools()]
             assert names == ["own", "front.own", *(f"front.house_{name}" for name in TOOLS)]
             passed.clear()
-            assert text(await client.call_tool("front.house_greet", {"name": "you"})) == "Hello, you!"
+            assert text_of(await client.call_tool("front.house_greet", {"name": "you"})) == "Hello, you!"
             assert passed == [("outer", "front.house_greet"), ("front", "house_greet")]
-            assert text(await client.call_tool("front.own")) == "mine"
-            await resources(client, before)
+            assert text_of(await client.call_tool("front.own")) == "mine"
+            await resources(client, client_revision)
             with pytest.raises(RequestError, match=r"there is no tool 'front\.greet'"):
                 await client.call_tool("front.greet", {"name": "you"})
             assert passed[-1] == ("outer", "front.greet")
 
 
-async def test_several_relays_are_told_apart_by_prefixes_and_asked_for_uris_in_turn() -> None:
+async def test_several_relays_have_prefixes_and_get_requests_for_uris_in_turn() -> None:
     other = Server("other")
     other.tool(name="add")(lambda: "other's")
     other.tool(name="own")(lambda: "hidden")
@@ -884,9 +910,9 @@ async def test_several_relays_are_told_apart_by_prefixes_and_asked_for_uris_in_t
     async with mounting(("house_", sample_server()), ("", other)) as front, open_client(front, revision=E) as client:
         tools = [tool.name for tool in await client.list_tools()]
         assert tools == ["own", *(f"house_{name}" for name in TOOLS), "add"]  # an own tool hides that of a relay
-        assert text(await client.call_tool("add")) == "other's"
-        assert text(await client.call_tool("own")) == "mine"
-        assert text(await client.call_tool("house_add", {"a": 1, "b": 2})) == "3"
+        assert text_of(await client.call_tool("add")) == "other's"
+        assert text_of(await client.call_tool("own")) == "mine"
+        assert text_of(await client.call_tool("house_add", {"a": 1, "b": 2})) == "3"
         for uri, words in (("house://one", "inside house://one"), ("other://one", "other's"), ("own://one", "mine")):
             assert (await client.read_resource(uri)).contents[0].text == words  # type: ignore[union-attr]
         with pytest.raises(RequestError, match="nowhere"):
@@ -900,9 +926,9 @@ def _broken() -> str:
     raise ValueError
 
 
-async def test_a_relay_is_asked_only_for_what_its_server_declares() -> None:
-    async with mounting() as front, behind_a_peer(D, {"tools": {}}) as (_, shown):
-        front.mount(shown, prefix="x_")
+async def test_a_relay_gets_only_requests_that_its_server_declares() -> None:
+    async with mounting() as front, relay_of_peer(D, {"tools": {}}) as (_, relay_server):
+        front.mount(relay_server, prefix="x_")
         async with open_client(front, revision=D) as client:
             assert [each.name for each in await client.list_prompts()] == ["own"]
             with pytest.raises(RequestError, match="there is no prompt 'x_y'"):
@@ -921,25 +947,25 @@ async def test_a_subscription_goes_to_the_relay_that_has_the_resource() -> None:
     ):
         for uri in ("house://two", "other://one", "own://one"):
             await client.request("resources/subscribe", {"uri": uri})
-        assert listened_to(server) == 1
+        assert subscription_count(server) == 1
         await client.request("resources/unsubscribe", {"uri": "house://two"})
         await wait_all_tasks_blocked()
-        assert listened_to(server) == 0
+        assert subscription_count(server) == 0
 
 
-async def test_relays_that_cannot_be_told_apart_or_filtered_are_not_mounted() -> None:
-    async with mounting(("x_", sample_server())) as front, open_relay(sample_server()) as shown:
+async def test_relays_without_distinct_prefixes_or_with_a_filter_are_not_mounted() -> None:
+    async with mounting(("x_", sample_server())) as front, open_relay(sample_server()) as relay_server:
         with pytest.raises(UsageError, match="a relay is mounted here already with the prefix 'x_'"):
-            front.mount(shown, prefix="x_")
+            front.mount(relay_server, prefix="x_")
         filtering = Server("filtering", filter=lambda principal, item: True)
         with pytest.raises(UsageError, match="a server with a filter cannot show the entries of a relay"):
-            filtering.mount(shown, prefix="y_")
+            filtering.mount(relay_server, prefix="y_")
         with pytest.raises(UsageError, match="a server with a filter cannot show the entries of a relay"):
             filtering.mount(front)
         middle = Server("middle")
         filtering.mount(middle)
         with pytest.raises(UsageError, match="a server with a filter cannot show the entries of a relay"):
-            middle.mount(shown)
+            middle.mount(relay_server)
 
 
 async def test_arguments_in_headers_of_a_mounted_relay_are_checked() -> None:
@@ -953,7 +979,7 @@ async def test_arguments_in_headers_of_a_mounted_relay_are_checked() -> None:
         open_client(url) as ignorant,
     ):
         assert "far_ask" in [tool.name for tool in await client.list_tools()]
-        assert text(await client.call_tool("far_ask", {"region": "south"})) == "south"
+        assert text_of(await client.call_tool("far_ask", {"region": "south"})) == "south"
         with pytest.raises(RequestError, match="Mcp-Param-Region header is missing"):
             await ignorant.request("tools/call", {"name": "far_ask", "arguments": {"region": "west"}})
 
@@ -961,35 +987,37 @@ async def test_arguments_in_headers_of_a_mounted_relay_are_checked() -> None:
 # Subscriptions.
 
 
-@pytest.mark.parametrize("behind", [D, E])
-@pytest.mark.parametrize("before", [D, E])
-async def test_a_resource_is_listened_to_behind_for_as_long_as_somebody_does(behind: str, before: str) -> None:
+@pytest.mark.parametrize("server_revision", [D, E])
+@pytest.mark.parametrize("client_revision", [D, E])
+async def test_the_upstream_subscription_lasts_as_long_as_a_client_listens(
+    server_revision: str, client_revision: str
+) -> None:
     server = sample_server()
     async with (
-        one_stream(server) as target,
-        open_relay(target, revision=behind) as shown,
-        shown.running(),
-        open_client(shown, revision=before) as one,
-        open_client(shown, revision=before) as other,
+        single_use_target(server) as target,
+        open_relay(target, revision=server_revision) as relay_server,
+        relay_server.running(),
+        open_client(relay_server, revision=client_revision) as one,
+        open_client(relay_server, revision=client_revision) as other,
     ):
-        assert listened_to(server) == 0
+        assert subscription_count(server) == 0
         async with one.listen(resources="house://one"):
             async with other.listen(resources=["house://one", "house://two"]):
                 await wait_all_tasks_blocked()
-                assert listened_to(server) == 2
+                assert subscription_count(server) == 2
             await wait_all_tasks_blocked()
-            assert listened_to(server) == 1
+            assert subscription_count(server) == 1
         await wait_all_tasks_blocked()
-        assert listened_to(server) == 0
+        assert subscription_count(server) == 0
 
 
-def listened_to(server: Server) -> int:
-    """How many resources somebody has the server watch."""
+def subscription_count(server: Server) -> int:
+    """The number of resources with a subscription at the server."""
     (run,) = server._runs
     return sum(change.item != "" for change in run.publisher.listeners._by_change)
 
 
-async def test_a_subscription_that_the_server_behind_refuses_is_refused() -> None:
+async def test_a_subscription_refused_upstream_is_refused() -> None:
     server = sample_server(filter=lambda principal, item: getattr(item, "name", "") != "one")
     async with relayed(server, D, D) as client:
         for _ in range(2):
@@ -999,29 +1027,29 @@ async def test_a_subscription_that_the_server_behind_refuses_is_refused() -> Non
         await client.request("resources/subscribe", {"uri": "house://two"})
 
 
-@pytest.mark.parametrize("before", [D, E])
-async def test_only_what_the_server_behind_declares_is_declared(before: str) -> None:
+@pytest.mark.parametrize("client_revision", [D, E])
+async def test_a_relay_declares_only_the_upstream_capabilities(client_revision: str) -> None:
     async with (
-        behind_a_peer(D, {"tools": {}, "resources": {"listChanged": False}}) as (_, shown),
-        open_client(shown, revision=before) as client,
+        relay_of_peer(D, {"tools": {}, "resources": {"listChanged": False}}) as (_, relay_server),
+        open_client(relay_server, revision=client_revision) as client,
     ):
         assert client.capabilities == {"logging": {}, "tools": {}, "resources": {}}
 
 
-async def test_what_changed_before_anybody_listened_is_told() -> None:
-    async with playing(E, D) as (peer, client), client.listen(tools=True) as changes:
+async def test_a_change_before_the_upstream_agreement_is_reported() -> None:
+    async with client_of_relayed_peer(E, D) as (peer, client), client.listen(tools=True) as changes:
         listening = await peer.take("subscriptions/listen")
         kinds = {"notifications": {"toolsListChanged": True}}
         await peer.notify("notifications/subscriptions/acknowledged", kinds, subscription=listening)
         assert (await wait_or_fail(changes.__anext__, "a change")).kind.name == "TOOLS"
 
 
-# What is odd.
+# Special cases.
 
 
-async def test_what_both_sides_speak_goes_through_as_it_is() -> None:
-    """Also what neither knows: a newer revision would leave it out."""
-    async with playing(A, A) as (peer, client), trio.open_nursery() as nursery:
+async def test_messages_between_equal_revisions_are_not_changed() -> None:
+    """This includes members that the revision does not have, which a newer revision would remove."""
+    async with client_of_relayed_peer(A, A) as (peer, client), trio.open_nursery() as nursery:
         tool = {"name": "x", "title": "X", "inputSchema": {"type": "object"}, "outputSchema": {"type": "object"}}
 
         @nursery.start_soon
@@ -1031,10 +1059,10 @@ async def test_what_both_sides_speak_goes_through_as_it_is() -> None:
         await peer.answer(await peer.take("tools/list"), {"tools": [tool]})
 
 
-@pytest.mark.parametrize("before", [C, D])
-async def test_what_cannot_be_read_is_shown_all_the_same(before: str) -> None:
-    async with behind_a_peer(D, {"tools": {}}) as (peer, shown):
-        async with open_client(shown, revision=before) as client, trio.open_nursery() as nursery:
+@pytest.mark.parametrize("client_revision", [C, D])
+async def test_invalid_entries_are_forwarded_unchanged(client_revision: str) -> None:
+    async with relay_of_peer(D, {"tools": {}}) as (peer, relay_server):
+        async with open_client(relay_server, revision=client_revision) as client, trio.open_nursery() as nursery:
             page: list[Any] = []
 
             @nursery.start_soon
@@ -1058,29 +1086,29 @@ async def test_what_cannot_be_read_is_shown_all_the_same(before: str) -> None:
         ("completion/complete", {"ref": {"type": "ref/nothing"}, "argument": {"name": "x", "value": ""}}),
     ],
 )
-async def test_params_that_are_none_are_refused_here(method: str, params: Any) -> None:
+async def test_invalid_params_are_refused_by_the_relay(method: str, params: Any) -> None:
     async with relayed(sample_server(), D, D) as client:
         with pytest.raises(RequestError) as raised:
             await client.request(method, params)
         assert raised.value.code == -32602
 
 
-async def test_what_a_revision_cannot_carry_is_said() -> None:
+async def test_content_that_a_revision_lacks_is_an_error() -> None:
     async with (
-        behind_a_peer(D, {"tools": {}}) as (peer, shown),
-        open_client(shown, revision=A) as client,
+        relay_of_peer(D, {"tools": {}}) as (peer, relay_server),
+        open_client(relay_server, revision=A) as client,
         trio.open_nursery() as nursery,
     ):
 
         @nursery.start_soon
         async def ask() -> None:
-            assert "AudioContent does not exist in 2024-11-05" in await failing(client, "sing")
+            assert "AudioContent does not exist in 2024-11-05" in await error_text(client, "sing")
 
         asked = await peer.take("tools/call")
         await peer.answer(asked, {"content": [{"type": "audio", "data": "AA==", "mimeType": "audio/wav"}]})
 
 
-async def test_a_middleware_sees_what_goes_through() -> None:
+async def test_a_middleware_gets_the_relayed_requests() -> None:
     seen: list[str] = []
 
     async def mine(ctx: Context, request: Any, call_next: Any) -> Any:
@@ -1093,31 +1121,31 @@ async def test_a_middleware_sees_what_goes_through() -> None:
     assert seen == ["tools/call", "completion/complete"]
 
 
-async def test_a_relay_of_a_relay_is_one() -> None:
+async def test_a_relay_can_relay_a_relay() -> None:
     async with (
         open_relay(sample_server(), revision=A) as inner,
-        open_relay(inner, revision=E) as shown,
-        open_client(shown, revision=C, sampling=lambda asked: ("far away", "model")) as client,
+        open_relay(inner, revision=E) as relay_server,
+        open_client(relay_server, revision=C, sampling=lambda asked: ("far away", "model")) as client,
     ):
-        assert text(await client.call_tool("think")) == "model: far away"
-        assert text(await client.call_tool("add", {"a": 1, "b": 2})) == "3"
+        assert text_of(await client.call_tool("think")) == "model: far away"
+        assert text_of(await client.call_tool("add", {"a": 1, "b": 2})) == "3"
         assert client.server["name"] == "house"
 
 
-# By processes and sockets.
+# Over processes and sockets.
 
 
-@pytest.mark.parametrize("before", [B, C, D, E])
-async def test_a_stdio_server_is_shown_over_http(before: str) -> None:
+@pytest.mark.parametrize("client_revision", [B, C, D, E])
+async def test_a_stdio_server_is_shown_over_http(client_revision: str) -> None:
     command = [sys.executable, "-m", "tests.client.sample_server"]
     async with (
-        open_relay(command, cwd=HERE.parent.parent) as shown,
-        over_http(shown) as url,
-        open_client(url, revision=before, sampling=lambda asked: ("hm", "model")) as client,
+        open_relay(command, cwd=HERE.parent.parent) as relay_server,
+        over_http(relay_server) as url,
+        open_client(url, revision=client_revision, sampling=lambda asked: ("hm", "model")) as client,
     ):
-        await its_lists_page_by_page(client, before)
-        await progress(client, before)
-        assert text(await client.call_tool("think")) == "model: hm"
+        await its_lists_page_by_page(client, client_revision)
+        await progress(client, client_revision)
+        assert text_of(await client.call_tool("think")) == "model: hm"
 
 
 @contextlib.asynccontextmanager
@@ -1141,34 +1169,34 @@ trio.run(main)
 """
 
 
-@pytest.mark.parametrize("before", [A, D, E])
-async def test_an_http_server_is_shown_over_stdio(before: str) -> None:
+@pytest.mark.parametrize("client_revision", [A, D, E])
+async def test_an_http_server_is_shown_over_stdio(client_revision: str) -> None:
     async with (
         over_http(sample_server()) as url,
         open_client(
             [sys.executable, "-c", PROGRAM, url],
-            revision=before,
+            revision=client_revision,
             cwd=HERE.parent.parent,
             sampling=lambda asked: ("hm", "model"),
         ) as client,
     ):
-        await its_lists_page_by_page(client, before)
-        await progress(client, before)
-        assert text(await client.call_tool("think")) == "model: hm"
+        await its_lists_page_by_page(client, client_revision)
+        await progress(client, client_revision)
+        assert text_of(await client.call_tool("think")) == "model: hm"
 
 
-async def test_arguments_in_headers_are_those_of_the_tool_behind() -> None:
+async def test_arguments_in_headers_are_those_of_the_upstream_tool() -> None:
     server, called = Server("mirrors"), []
     schema = {"type": "object", "properties": {"region": {"type": "string", "x-mcp-header": "Region"}}}
     server.add_tool(Tool("ask", schema), lambda ctx, arguments: called.append((arguments, ctx.headers)))
     async with (
         over_http(server) as far,
-        open_relay(far) as shown,
-        over_http(shown) as url,
+        open_relay(far) as relay_server,
+        over_http(relay_server) as url,
         open_client(url) as client,
         open_client(url) as ignorant,
     ):
-        await client.call_tool("ask", {"region": "north"})  # behind it there is a client that has to look it up
+        await client.call_tool("ask", {"region": "north"})  # the upstream client has to look up the schema
         for _ in await client.list_tools():
             pass
         await client.call_tool("ask", {"region": "south"})
@@ -1189,12 +1217,14 @@ async def test_arguments_in_headers_are_those_of_the_tool_behind() -> None:
     ]
 
 
-# What the protocol does not have.
+# Extensions.
 
 
-@behind
-@before
-async def test_methods_of_extensions_are_passed_on(behind: str, before: str, autojump_clock: MockClock) -> None:
+@each_server_revision
+@each_client_revision
+async def test_methods_of_extensions_are_passed_on(
+    server_revision: str, client_revision: str, autojump_clock: MockClock
+) -> None:
     server, heard, said = Server("extended"), list[Any](), list[Any]()
     ext = server.extension("com.example/ping", settings={"loud": True})
 
@@ -1212,7 +1242,7 @@ async def test_methods_of_extensions_are_passed_on(behind: str, before: str, aut
 
     options: Any = {"on_notification": lambda method, params: said.append((method, params))}
     declares: Any = {"extensions": {"com.example/ping": {}}}
-    async with relayed(server, behind, before, declares, **declares, **options) as client:
+    async with relayed(server, server_revision, client_revision, declares, **declares, **options) as client:
         assert client.extensions == {"com.example/ping": {"loud": True}}
         result = await client.request("com.example/ping", {"target": "moon"}, meta={"com.example/x": 7})
         assert (result["target"], result["meta"]) == ("moon", 7)
@@ -1223,7 +1253,7 @@ async def test_methods_of_extensions_are_passed_on(behind: str, before: str, aut
         with pytest.raises(RequestError) as caught:
             await client.request("com.example/unknown")
         assert caught.value.code == METHOD_NOT_FOUND
-    async with relayed(server, behind, before) as client:
+    async with relayed(server, server_revision, client_revision) as client:
         assert client.extensions == {}
         await client.request("com.example/open")
         with pytest.raises(RequestError) as caught:
@@ -1243,7 +1273,7 @@ async def test_a_middleware_that_changes_a_list_with_a_mounted_relay_changes_no_
             assert {tool.title for tool in await client.list_tools()} == {"x!"}
 
 
-async def test_a_mounted_relay_gets_the_methods_that_no_other_server_knows(autojump_clock: MockClock) -> None:
+async def test_a_mounted_relay_gets_methods_unknown_to_the_other_servers(autojump_clock: MockClock) -> None:
     upstream, outer, heard = Server("upstream"), Server("outer"), list[int]()
     upstream.method("com.example/both")(lambda: {"by": "upstream"})
     upstream.method("com.example/one")(lambda: {"by": "upstream"})
@@ -1253,8 +1283,8 @@ async def test_a_mounted_relay_gets_the_methods_that_no_other_server_knows(autoj
 
     upstream.notification("com.example/heard")(hear)
     outer.method("com.example/both")(lambda: {"by": "outer"})
-    async with open_relay(upstream) as shown:
-        outer.mount(shown, prefix="up_")
+    async with open_relay(upstream) as relay_server:
+        outer.mount(relay_server, prefix="up_")
         async with open_client(outer) as client:
             assert (await client.request("com.example/both"))["by"] == "outer"
             assert (await client.request("com.example/one"))["by"] == "upstream"
@@ -1266,9 +1296,9 @@ async def test_a_mounted_relay_gets_the_methods_that_no_other_server_knows(autoj
             assert heard == [1]
 
 
-@before
-async def test_all_sessions_are_opened_again_when_the_program_has_changed(
-    before: str, autojump_clock: MockClock
+@each_client_revision
+async def test_all_sessions_are_opened_again_after_a_change_of_the_program(
+    client_revision: str, autojump_clock: MockClock
 ) -> None:
     old, new, begun = Server("house"), Server("house", version="2"), trio.Event()
 
@@ -1281,13 +1311,13 @@ async def test_all_sessions_are_opened_again_when_the_program_has_changed(
     new.tool(lambda: "yes", name="ready", description="")
     relay = Relay(old, ASKS, (), tuple(REVISIONS), {})
     async with (
-        Block(relay.open, "") as shown,
-        open_client(shown, revision=before) as one,
-        open_client(shown, revision=before) as two,
+        Block(relay.open, "") as relay_server,
+        open_client(relay_server, revision=client_revision) as one,
+        open_client(relay_server, revision=client_revision) as two_clients,
         one.listen(tools=True) as changes,
         trio.open_nursery() as nursery,
     ):
-        assert [tool.name for tool in await two.list_tools()] == ["wait"]
+        assert [tool.name for tool in await two_clients.list_tools()] == ["wait"]
 
         async def call() -> None:
             with pytest.raises(RequestError, match="the upstream server did not answer"):
@@ -1295,32 +1325,36 @@ async def test_all_sessions_are_opened_again_when_the_program_has_changed(
 
         nursery.start_soon(call)
         await begun.wait()
-        for _ in range(3):  # however often it is: there is no pause
+        for _ in range(3):  # each time without a pause
             relay.target = new
             await relay.reopen()
         await anext(changes)
-        for client in (one, two):
+        for client in (one, two_clients):
             assert [tool.name for tool in await client.list_tools()] == ["ready"]
-            assert text(await client.call_tool("ready")) == "yes"
+            assert text_of(await client.call_tool("ready")) == "yes"
 
 
 async def test_a_session_that_is_being_closed_is_not_opened_again(autojump_clock: MockClock) -> None:
     relay = Relay(sample_server(), ASKS, (), tuple(REVISIONS), {})
-    async with Block(relay.open, "") as shown, open_client(shown, revision=E) as client:
+    async with Block(relay.open, "") as relay_server, open_client(relay_server, revision=E) as client:
         await client.list_tools()
         (upstream,) = relay._upstreams.values()
         upstream.close()
         await upstream.reopen()
         assert upstream.closing
-        assert text(await client.call_tool("add", {"a": 1, "b": 2})) == "3"
+        assert text_of(await client.call_tool("add", {"a": 1, "b": 2})) == "3"
 
 
 async def test_a_session_whose_client_leaves_meanwhile_is_closed(autojump_clock: MockClock) -> None:
-    for number in range(0, 60, 6):  # so many steps after the beginning
+    for number in range(0, 60, 6):  # steps after the beginning
         relay = Relay(sample_server(), ASKS, (), tuple(REVISIONS), {})
-        async with Block(relay.open, "") as shown, open_client(shown) as one, trio.open_nursery() as nursery:
-            async with open_client(shown) as two:
-                for client in (one, two):
+        async with (
+            Block(relay.open, "") as relay_server,
+            open_client(relay_server) as one,
+            trio.open_nursery() as nursery,
+        ):
+            async with open_client(relay_server) as two_clients:
+                for client in (one, two_clients):
                     await client.list_tools()
                 assert len(relay._upstreams) == 2
                 nursery.start_soon(relay.reopen)
@@ -1328,4 +1362,4 @@ async def test_a_session_whose_client_leaves_meanwhile_is_closed(autojump_clock:
                     await trio.lowlevel.checkpoint()
             await trio.sleep(10)
             assert len(relay._upstreams) == 1
-            assert text(await one.call_tool("add", {"a": 1, "b": 2})) == "3"
+            assert text_of(await one.call_tool("add", {"a": 1, "b": 2})) == "3"

@@ -1,6 +1,6 @@
-"""HTTP servers that answer anything: whatever it is, each call has a result or one error of ours, and nothing is left.
+"""HTTP servers with random replies: each call returns a result or raises one `McpError`, and no task is left.
 
-What they answer is made by chance from what a good server would, so that much of it gets far; the same each time.
+The replies are random changes of correct replies, so that many of them reach deep code.  They are the same in each run.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ from trio_mcp.client import Client
 from trio_mcp.types import PromptReference
 
 SCHEMA = {"type": "object", "properties": {"a": {"type": "string", "x-mcp-header": "A"}}}
-GOOD: dict[str, dict[str, Any]] = {
+CORRECT: dict[str, dict[str, Any]] = {
     "server/discover": {"supportedVersions": [E], "capabilities": {"tools": {}, "resources": {}, "completions": {}}},
     "initialize": {"capabilities": {"tools": {}, "resources": {}, "completions": {}}},
     "tools/list": {"tools": [{"name": "t", "inputSchema": SCHEMA, "outputSchema": {"type": "object"}}]},
@@ -31,8 +31,8 @@ GOOD: dict[str, dict[str, Any]] = {
     "resources/read": {"contents": [{"uri": "r://1", "text": "x"}]},
     "completion/complete": {"completion": {"values": ["x"]}},
 }
-ASKED = {"method": "elicitation/create", "params": {"message": "m", "requestedSchema": {}}}
-JUNK: list[Any] = [None, True, -1, 1.5, "", [], {}, "x" * 300, "\u2028", 2**70, "input_required", {"k": ASKED}]
+QUESTION = {"method": "elicitation/create", "params": {"message": "m", "requestedSchema": {}}}
+JUNK: list[Any] = [None, True, -1, 1.5, "", [], {}, "x" * 300, "\u2028", 2**70, "input_required", {"k": QUESTION}]
 NAMES = ["id", "result", "error", "method", "params", "resultType", "inputRequests", "requestState", "nextCursor"]
 BEFORE = [
     b":\n\n", b"id: 1\ndata:\n\n", b"retry: 5\n\n", b"event: message\ndata: {}\n\n", b"data: \xff\n\n",
@@ -46,8 +46,8 @@ FIELDS = [
 ]  # fmt: skip
 
 
-class Strange:
-    """A server in which little can be relied upon."""
+class RandomServer:
+    """A server that changes its correct replies at random."""
 
     def __init__(self, seed: int, revision: str) -> None:
         self.chance = random.Random(seed)
@@ -72,16 +72,16 @@ class Strange:
                 return
 
     async def _more(self, stream: trio.abc.Stream, data: bytes) -> bytes:
-        with trio.move_on_after(1):  # who waits for the rest of what was cut off has it now
+        with trio.move_on_after(1):  # the client waits for the rest of a reply that was cut: close the connection
             if more := await stream.receive_some():
                 return data + more
         raise EOFError
 
-    def reply(self, head: bytes, asked: dict[str, Any]) -> bytes:
+    def reply(self, head: bytes, request: dict[str, Any]) -> bytes:
         chance = self.chance
         status, fields, body = (405, [], b"") if head.startswith(b"GET") else (202, [], b"")
-        if "id" in asked and "method" in asked:
-            status, body = 200, json.dumps(self.answer(asked)).encode()
+        if "id" in request and "method" in request:
+            status, body = 200, json.dumps(self.answer(request)).encode()
             fields = ["Content-Type: application/json"]
             if chance.random() < 0.5:
                 fields = ["Content-Type: text/event-stream"]
@@ -103,13 +103,13 @@ class Strange:
             whole[chance.randrange(len(whole))] = chance.randrange(256)
         return bytes(whole[: chance.randrange(len(whole))] if chance.random() < 0.05 else whole)
 
-    def answer(self, asked: dict[str, Any]) -> Any:
-        result = copy.deepcopy(GOOD.get(asked["method"], {}))
-        if asked["method"] == "initialize":
+    def answer(self, request: dict[str, Any]) -> Any:
+        result = copy.deepcopy(CORRECT.get(request["method"], {}))
+        if request["method"] == "initialize":
             result |= {"protocolVersion": self.revision, "serverInfo": {"name": "s", "version": "1"}}
         if self.revision == E:
             result |= {"resultType": "complete", "ttlMs": 5, "cacheScope": "public"}
-        answer: Any = {"jsonrpc": "2.0", "id": asked["id"], "result": result}
+        answer: Any = {"jsonrpc": "2.0", "id": request["id"], "result": result}
         while self.chance.random() < 0.25:
             answer = self.changed(answer)
         return answer
@@ -142,15 +142,15 @@ async def attempt(client: Client, call: int) -> None:
 
 @pytest.mark.parametrize("seed", [*range(4), *(pytest.param(seed, marks=pytest.mark.full) for seed in range(4, 30))])
 @pytest.mark.parametrize("revision", [B, D, E])
-async def test_whatever_a_server_answers_is_a_result_or_an_error_of_ours(
+async def test_each_random_reply_leads_to_a_result_or_an_mcp_error(
     revision: str, seed: int, autojump_clock: MockClock
 ) -> None:
-    strange = Strange(seed, revision)
+    server = RandomServer(seed, revision)
     opened = 0
     for visit in range(15):
         listener = MemoryListener()
         async with no_tasks_left(), trio.open_nursery() as nursery:
-            nursery.start_soon(trio.serve_listeners, strange.serve, [listener])
+            nursery.start_soon(trio.serve_listeners, server.serve, [listener])
             with tcp_connects_to(listener.connect), trio.fail_after(3600):
                 pinned: Any = {"revision": revision} if visit % 2 else {}
                 try:

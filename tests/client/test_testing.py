@@ -1,4 +1,4 @@
-"""The tools for tests, tested: pairs and transcripts."""
+"""The tools of `trio_mcp.testing`: pairs and transcripts."""
 
 from __future__ import annotations
 
@@ -58,7 +58,7 @@ async def test_the_example_of_the_module_runs(autojump_clock: MockClock) -> None
 
 
 @in_all
-async def test_a_pair_speaks_the_revision_that_it_was_told(revision: str, autojump_clock: MockClock) -> None:
+async def test_a_pair_uses_the_given_revision(revision: str, autojump_clock: MockClock) -> None:
     async with open_memory_pair(adder(), revision=revision) as pair:
         assert pair.client.revision == revision
         assert (await pair.client.call_tool("wait", {"seconds": 86_400})).content[0].text == "waited"  # type: ignore[union-attr]
@@ -66,7 +66,7 @@ async def test_a_pair_speaks_the_revision_that_it_was_told(revision: str, autoju
 
 
 @in_all
-async def test_two_runs_say_the_same(revision: str) -> None:
+async def test_two_runs_have_the_same_transcript(revision: str) -> None:
     said = []
     for _ in range(2):
         async with open_memory_pair(adder(), revision=revision) as pair:
@@ -78,7 +78,7 @@ async def test_two_runs_say_the_same(revision: str) -> None:
     assert said[0].count("\n") >= 6
 
 
-async def test_a_link_that_is_dropped_ends_calls_and_handlers(autojump_clock: MockClock) -> None:
+async def test_a_dropped_link_ends_calls_and_handlers(autojump_clock: MockClock) -> None:
     async with open_memory_pair(adder()) as pair, trio.open_nursery() as nursery:
 
         @nursery.start_soon
@@ -101,7 +101,7 @@ async def test_what_the_block_raises_leaves_it_as_it_is() -> None:
 
 
 @pytest.mark.parametrize("late", [False, True])
-async def test_what_the_server_fails_with_is_what_the_test_sees(late: bool, autojump_clock: MockClock) -> None:
+async def test_an_exception_of_the_server_is_raised_in_the_test(late: bool, autojump_clock: MockClock) -> None:
     mine = KeyError("mine")
 
     @contextlib.asynccontextmanager
@@ -115,11 +115,11 @@ async def test_what_the_server_fails_with_is_what_the_test_sees(late: bool, auto
     with pytest.raises(KeyError) as raised:  # noqa: PT012  # the block raises when it ends
         async with open_memory_pair(server) as pair:
             await pair.drop()
-            await pair.client.request("tools/list")  # which raises, too
+            await pair.client.request("tools/list")  # raises, too
     assert raised.value is mine
 
 
-async def test_the_server_ends_in_good_order(autojump_clock: MockClock) -> None:
+async def test_the_server_shuts_down_regularly(autojump_clock: MockClock) -> None:
     ended: list[float] = []
 
     @contextlib.asynccontextmanager
@@ -133,7 +133,7 @@ async def test_the_server_ends_in_good_order(autojump_clock: MockClock) -> None:
     assert ended == [trio.current_time()]
 
 
-async def test_the_tap_of_the_user_hears_everything_too() -> None:
+async def test_the_tap_of_the_user_gets_all_messages() -> None:
     heard: list[tuple[str, bytes]] = []
     async with open_memory_pair(adder(), tap=lambda *said: heard.append(said)) as pair:
         await pair.client.call_tool("add", {"a": 1, "b": 2})
@@ -141,7 +141,7 @@ async def test_the_tap_of_the_user_hears_everything_too() -> None:
     assert sent == [line.text for line in pair.transcript if line.mark == ">"]
 
 
-def test_a_pair_can_be_cancelled_anywhere() -> None:
+def test_a_pair_can_be_cancelled_at_any_step() -> None:
     async def scenario(attempt: Attempt) -> None:
         with attempt.window():
             async with open_memory_pair(adder()) as pair:
@@ -167,7 +167,7 @@ def test_a_transcript_is_read_as_it_was_written(tmp_path: Path) -> None:
     ]  # fmt: skip
 
 
-def test_remarks_are_no_messages_and_what_is_nothing_is_refused() -> None:
+def test_remarks_are_not_messages_and_invalid_lines_are_refused() -> None:
     assert list(Transcript.parse("# a remark\n\n  > 1\n")) == [Line(">", "1")]
     with pytest.raises(ValueError, match=r"line 2 .* got 'what'"):
         Transcript.parse("> 1\nwhat")
@@ -199,7 +199,7 @@ def test_messages_are_compared_as_json() -> None:
         ('> {"a": 1}', 2, "-(no more messages)"),
     ],
 )
-def test_what_does_not_fit_is_shown(expected: str, number: int, shows: str) -> None:
+def test_a_mismatch_shows_the_difference(expected: str, number: int, shows: str) -> None:
     with pytest.raises(TranscriptMismatch) as raised:
         assert_transcript(Transcript.parse(SAID), expected)
     assert str(raised.value).startswith(f"message {number} ")
@@ -211,7 +211,7 @@ def test_a_transcript_holds_json_of_one_line_each() -> None:
 
 
 def order_of_work(seed: int) -> list[str]:
-    """Which of several calls side by side ran when; two of them are plain functions."""
+    """The order in which concurrent calls ran.  Two of them are plain functions."""
     server, ran = Server("work"), list[str]()
 
     @server.tool
@@ -235,14 +235,14 @@ def order_of_work(seed: int) -> list[str]:
     return ran
 
 
-def test_a_seed_decides_the_order_of_work_side_by_side() -> None:
+def test_a_seed_determines_the_order_of_concurrent_work() -> None:
     orders = {tuple(order_of_work(seed)) for seed in range(20)}
     assert len(orders) > 10
     assert orders == {tuple(order_of_work(seed)) for seed in range(20)}
     assert all(f"c in {threading.main_thread().name}" in order for order in orders)
 
 
-async def test_a_seed_decides_within_a_run_too_and_leaves_everything_as_it_was() -> None:
+async def test_a_seed_works_within_a_run_and_restores_the_state() -> None:
     inside: Any = trio._core._run
     before = inside._ALLOW_DETERMINISTIC_SCHEDULING, inside._r.getstate()
     orders = []
@@ -263,7 +263,7 @@ async def test_a_seed_decides_within_a_run_too_and_leaves_everything_as_it_was()
     assert (inside._ALLOW_DETERMINISTIC_SCHEDULING, inside._r.getstate()) == before
 
 
-async def test_a_plain_function_has_variables_of_its_own_also_where_it_runs_inline() -> None:
+async def test_a_plain_function_has_its_own_context_variables_also_inline() -> None:
     server, variable = Server("work"), contextvars.ContextVar("variable", default="unset")
 
     @server.tool
@@ -278,7 +278,7 @@ async def test_a_plain_function_has_variables_of_its_own_also_where_it_runs_inli
     assert said == ["unset", "unset"]
 
 
-def test_a_trio_without_a_seed_says_so() -> None:
+def test_a_trio_version_without_a_seed_is_an_error() -> None:
     with (
         mock.patch.object(testing, "_missing", ["_r"]),
         pytest.raises(RuntimeError, match=r"seeded\(\) needs _r of trio._core._run, which Trio .* does not have"),

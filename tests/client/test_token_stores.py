@@ -1,4 +1,4 @@
-"""Where tokens outlive the process: nobody else can read them, and nothing of them is lost."""
+"""Stores that keep tokens longer than the process: only the owner can read them, and no entry is lost."""
 
 from __future__ import annotations
 
@@ -53,7 +53,7 @@ def umask(request: pytest.FixtureRequest) -> Iterator[int]:
     os.umask(before)
 
 
-async def test_what_was_set_last_is_there(store: TokenStore) -> None:
+async def test_a_store_returns_the_last_value_of_a_key(store: TokenStore) -> None:
     assert await store.get(URL) is None
     await store.set(URL, {"a": 1})
     await store.set(OTHER, {"b": 2})
@@ -66,8 +66,8 @@ async def test_what_was_set_last_is_there(store: TokenStore) -> None:
 
 
 @req("auth-22")
-async def test_only_its_owner_can_read_the_file_whatever_the_umask(tmp_path: Path, umask: int) -> None:
-    # A new folder would be one that nobody can enter.
+async def test_only_the_owner_can_read_the_file_with_any_umask(tmp_path: Path, umask: int) -> None:
+    # With the umask 0o777 a new folder could not be opened, so this case uses an existing one.
     folder = tmp_path if umask == 0o777 else tmp_path / "brand" / "new"
     store = FileTokenStore(folder / "tokens.json")
     for _ in range(2):
@@ -79,7 +79,7 @@ async def test_only_its_owner_can_read_the_file_whatever_the_umask(tmp_path: Pat
     assert await store.get(URL) == ENTRY
 
 
-async def test_a_link_is_followed(file: Path, tmp_path: Path) -> None:
+async def test_a_symbolic_link_is_followed(file: Path, tmp_path: Path) -> None:
     link = tmp_path / "link"
     link.symlink_to(file)
     await FileTokenStore(link).set(URL, ENTRY)
@@ -87,7 +87,7 @@ async def test_a_link_is_followed(file: Path, tmp_path: Path) -> None:
     assert await FileTokenStore(file).get(URL) == ENTRY
 
 
-async def test_a_home_is_found(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_a_tilde_in_the_path_is_expanded(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("HOME", str(tmp_path))
     await FileTokenStore("~/config/tokens").set(URL, ENTRY)
     assert (tmp_path / "config" / "tokens").exists()
@@ -97,7 +97,7 @@ async def test_a_home_is_found(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) 
     "text",
     ["", "{", "[]", "null", '{"servers": {}}', '{"form": 2, "servers": {}}', '{"form": 1}', "[" * 100_000, "\xff"],
 )
-async def test_what_cannot_be_read_is_an_error_and_stays_as_it_is(file: Path, text: str) -> None:
+async def test_an_unreadable_file_is_an_error_and_is_not_changed(file: Path, text: str) -> None:
     write(file, text)
     store = FileTokenStore(file)
     with pytest.raises(UsageError, match=r"tokens\.json is not a token store: .*repair it, or delete it"):
@@ -107,14 +107,14 @@ async def test_what_cannot_be_read_is_an_error_and_stays_as_it_is(file: Path, te
     assert text_of(file) == text
 
 
-async def test_an_entry_that_is_none_is_an_error_without_its_value(file: Path) -> None:
+async def test_an_invalid_entry_is_an_error_that_does_not_show_its_value(file: Path) -> None:
     write(file, json.dumps({"form": 1, "servers": {URL: "Geheim"}}))
     with pytest.raises(UsageError, match="an entry is not a JSON object") as failed:
         await FileTokenStore(file).get(URL)
     assert "Geheim" not in str(failed.value)
 
 
-async def test_where_nothing_can_be_kept_it_is_said(tmp_path: Path) -> None:
+async def test_a_path_that_cannot_be_written_is_an_error(tmp_path: Path) -> None:
     write(tmp_path / "file", "")
     store = FileTokenStore(tmp_path / "file" / "tokens")
     for attempt in (store.get(URL), store.set(URL, ENTRY)):
@@ -125,33 +125,33 @@ async def test_where_nothing_can_be_kept_it_is_said(tmp_path: Path) -> None:
         await FileTokenStore(tmp_path / "folder").get(URL)
 
 
-async def test_a_writer_that_was_killed_leaves_what_was_there(file: Path, tmp_path: Path) -> None:
+async def test_a_killed_writer_does_not_damage_the_file(file: Path, tmp_path: Path) -> None:
     store = FileTokenStore(file)
     await store.set(URL, ENTRY)
     write(tmp_path / "tokens.json.new", "half")
     assert await store.get(URL) == ENTRY
     await store.set(OTHER, ENTRY)
     assert names_in(tmp_path) == ["tokens.json", "tokens.json.lock"]
-    # Nor is anything written to what somebody has put there.
-    write(tmp_path / "elsewhere", "")
-    (tmp_path / "tokens.json.new").symlink_to(tmp_path / "elsewhere")
+    # A symbolic link in the place of the temporary file is not followed.
+    write(tmp_path / "foreign", "")
+    (tmp_path / "tokens.json.new").symlink_to(tmp_path / "foreign")
     await store.set(OTHER, {})
-    assert text_of(tmp_path / "elsewhere") == ""
+    assert text_of(tmp_path / "foreign") == ""
 
 
-async def test_a_store_that_is_locked_for_ever_is_given_up(
+async def test_waiting_for_a_locked_store_ends_with_an_error(
     file: Path, autojump_clock: trio.testing.MockClock, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     def busy(*_: object) -> None:
         raise BlockingIOError
 
-    async def at_once(deed: object, *_: object) -> object:
+    async def run_at_once(function: object, *_: object) -> object:
         await trio.lowlevel.checkpoint()
-        assert callable(deed)
-        return deed()
+        assert callable(function)
+        return function()
 
     monkeypatch.setattr("fcntl.flock", busy)
-    monkeypatch.setattr(trio.to_thread, "run_sync", at_once)
+    monkeypatch.setattr(trio.to_thread, "run_sync", run_at_once)
     with pytest.raises(UsageError, match=r"another process has locked .* for more than 10 seconds"):
         await FileTokenStore(file).set(URL, ENTRY)
     assert "tokens.json" not in names_in(file.parent)
@@ -161,10 +161,10 @@ WRITER = """
 import sys, trio
 from trio_mcp.oauth import FileTokenStore
 
-async def main(path, who):
+async def main(path, writer):
     store = FileTokenStore(path)
     for number in range(20):
-        await store.set(f"https://{who}.example/{number}", {"who": who})
+        await store.set(f"https://{writer}.example/{number}", {"writer": writer})
 
 trio.run(main, *sys.argv[1:])
 """
@@ -173,13 +173,13 @@ trio.run(main, *sys.argv[1:])
 async def test_processes_do_not_lose_each_others_entries(file: Path) -> None:
     store, names = FileTokenStore(file), ("one", "two", "three")
     async with trio.open_nursery() as nursery:
-        for who in names:
-            nursery.start_soon(trio.run_process, [sys.executable, "-c", WRITER, str(file), who])
-        while len(nursery.child_tasks) == 3:  # who reads meanwhile sees one state or another
+        for writer in names:
+            nursery.start_soon(trio.run_process, [sys.executable, "-c", WRITER, str(file), writer])
+        while len(nursery.child_tasks) == 3:  # a read between the writes gets a complete state
             await store.get(URL)
-    for who in names:
+    for writer in names:
         for number in range(20):
-            assert await store.get(f"https://{who}.example/{number}") == {"who": who}
+            assert await store.get(f"https://{writer}.example/{number}") == {"writer": writer}
 
 
 async def test_tasks_do_not_lose_each_others_entries(file: Path) -> None:
@@ -189,7 +189,7 @@ async def test_tasks_do_not_lose_each_others_entries(file: Path) -> None:
     assert len(json.loads(text_of(file))["servers"]) == 20
 
 
-async def test_who_is_cancelled_has_either_written_or_has_not(file: Path) -> None:
+async def test_a_cancelled_write_is_complete_or_not_made(file: Path) -> None:
     store = FileTokenStore(file)
     with trio.CancelScope() as scope:
         scope.cancel()

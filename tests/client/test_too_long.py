@@ -1,4 +1,4 @@
-"""What is longer than one side takes, on a stream: the call that it belongs to fails, and the link goes on."""
+"""Messages on a stream beyond the limit of the receiver: the call fails, and the link goes on."""
 
 from __future__ import annotations
 
@@ -17,12 +17,12 @@ from trio_mcp import Server, open_client
 from trio_mcp.core import Limits, McpError, RemoteProtocolError, RequestError
 from trio_mcp.transport import open_nursery
 
-LITTLE = Limits(message_bytes=6000)
+SMALL_LIMIT = Limits(message_bytes=6000)
 LONG = {"x": ["y" * 10_000]}
 WHY = r"the answer is longer than 6000 bytes \(Limits.message_bytes\)"
 ALL = pytest.mark.parametrize("revision", [A, B, C, D, E])
 
-# Where implementations have the id.
+# The positions of the id in messages of different implementations.
 ORDERS: dict[str, Callable[[Any], dict[str, Any]]] = {
     "first": lambda id: {"jsonrpc": "2.0", "id": id, "result": LONG},
     "last": lambda id: {"result": LONG, "jsonrpc": "2.0", "id": id},
@@ -32,7 +32,7 @@ ORDERS: dict[str, Callable[[Any], dict[str, Any]]] = {
 
 
 class Calls:
-    """Calls of tools that wait together, by name, and how each has ended."""
+    """Concurrent calls of tools, by name, and their outcomes."""
 
     def __init__(self, link: Link, nursery: trio.Nursery) -> None:
         self._link = link
@@ -66,7 +66,10 @@ def wire(message: dict[str, Any]) -> bytes:
 async def test_an_answer_beyond_the_limit_fails_its_call_alone(
     revision: str, order: Callable[[Any], dict[str, Any]], autojump_clock: MockClock
 ) -> None:
-    async with open_scripted_link(revision, {"tools": {}}, limits=LITTLE) as (link, peer), open_nursery() as nursery:
+    async with (
+        open_scripted_link(revision, {"tools": {}}, limits=SMALL_LIMIT) as (link, peer),
+        open_nursery() as nursery,
+    ):
         calls = Calls(link, nursery)
         asked = {}
         for name in ("before", "this", "after"):
@@ -88,7 +91,10 @@ async def test_an_answer_without_an_id_is_for_the_only_call_that_waits(
 ) -> None:
     too_long = wire({"result": LONG, "jsonrpc": "2.0"})
     refused = wire({"jsonrpc": "2.0", "id": None, "error": {"code": -32700, "message": "too much"}})
-    async with open_scripted_link(revision, {"tools": {}}, limits=LITTLE) as (link, peer), open_nursery() as nursery:
+    async with (
+        open_scripted_link(revision, {"tools": {}}, limits=SMALL_LIMIT) as (link, peer),
+        open_nursery() as nursery,
+    ):
         calls = Calls(link, nursery)
         calls.start("one")
         one = await peer.take("tools/call")
@@ -108,15 +114,13 @@ async def test_an_answer_without_an_id_is_for_the_only_call_that_waits(
 
 
 @pytest.mark.parametrize("revision", [A, B, C, D])
-async def test_what_a_server_says_of_the_end_of_the_handshake_costs_no_call(
-    revision: str, autojump_clock: MockClock
-) -> None:
+async def test_an_error_about_the_end_of_the_handshake_fails_no_call(revision: str, autojump_clock: MockClock) -> None:
     async with open_scripted_link(revision, {"tools": {}}) as (link, peer), open_nursery() as nursery:
         calls = Calls(link, nursery)
         calls.start("first")
         asked = await peer.take("tools/call")
         for said in (
-            {"error": {"code": -32601, "message": "notifications/initialized: what is that?"}},
+            {"error": {"code": -32601, "message": "notifications/initialized: unknown"}},
             {"result": {}},
         ):
             await peer.send({"id": None, **said})
@@ -129,7 +133,7 @@ async def test_what_a_server_says_of_the_end_of_the_handshake_costs_no_call(
 async def test_a_request_beyond_the_limit_of_a_server_is_refused_with_its_id(
     revision: str, autojump_clock: MockClock
 ) -> None:
-    server = Server("s", version="1", limits=LITTLE)
+    server = Server("s", version="1", limits=SMALL_LIMIT)
     gate = trio.Event()
 
     @server.tool
@@ -141,13 +145,13 @@ async def test_a_request_beyond_the_limit_of_a_server_is_refused_with_its_id(
         calls = Calls(link, nursery)
         calls.start("wait")
         with pytest.raises(RequestError, match="longer than 6000 bytes") as refused:
-            await calling(lambda: link.caller.request("tools/call", {"name": "wait", "arguments": LONG}))
+            await call_or_fail(lambda: link.caller.request("tools/call", {"name": "wait", "arguments": LONG}))
         assert refused.value.code == -32600
         gate.set()
         assert (await calls.outcome("wait"))["content"][0]["text"] == "3"
 
 
-async def calling(call: Callable[[], Awaitable[Any]]) -> Any:
+async def call_or_fail(call: Callable[[], Awaitable[Any]]) -> Any:
     with trio.fail_after(60):
         return await call()
 
@@ -156,22 +160,22 @@ async def calling(call: Callable[[], Awaitable[Any]]) -> Any:
 async def test_a_question_beyond_the_limit_of_a_client_is_refused_with_its_id(
     revision: str, autojump_clock: MockClock
 ) -> None:
-    async with open_scripted_link(revision, {}, limits=LITTLE) as (_, peer):
+    async with open_scripted_link(revision, {}, limits=SMALL_LIMIT) as (_, peer):
         await peer.send({"id": "q-1", "method": "roots/list", "params": LONG})
         await peer.send({"method": "roots/list", "params": LONG, "id": "q-2"})
         for id in ("q-1", "q-2"):
-            refused = await taken(peer)
+            refused = await next_message(peer)
             assert refused["id"] == id
             assert "longer than 6000 bytes" in refused["error"]["message"]
 
 
-async def taken(peer: Any) -> Any:
+async def next_message(peer: Any) -> Any:
     await wait_all_tasks_blocked()
     return peer.messages.pop(0)
 
 
 @pytest.mark.parametrize("revision", [A, E])
-async def test_a_client_of_a_server_in_its_own_process_does_not_wait_for_ever(
+async def test_a_call_to_a_server_in_the_same_process_fails_at_the_limit(
     revision: str, autojump_clock: MockClock
 ) -> None:
     server = Server("s", version="1")
@@ -180,9 +184,9 @@ async def test_a_client_of_a_server_in_its_own_process_does_not_wait_for_ever(
     async def big(size: int) -> str:
         return "y" * size
 
-    async with open_client(server, revision=revision, limits=LITTLE) as client:
+    async with open_client(server, revision=revision, limits=SMALL_LIMIT) as client:
         with pytest.raises(RemoteProtocolError, match=WHY):
-            await calling(lambda: client.call_tool("big", {"size": 10_000}))
+            await call_or_fail(lambda: client.call_tool("big", {"size": 10_000}))
         assert await client.call_tool("big", {"size": 3}, returns=str) == "yyy"
 
 
@@ -195,5 +199,5 @@ async def test_a_stray_print_of_a_server_can_be_found_and_is_not_repeated_to_it(
         await wait_all_tasks_blocked()
         [mistake] = link.recorder.mistakes
         assert "it begins with 'Starting up...'" in mistake
-        assert len(peer.messages) == (revision != E)  # where a client may answer at all
+        assert len(peer.messages) == (revision != E)  # only in revisions in which a client may answer
         assert "Starting" not in json.dumps(peer.messages)

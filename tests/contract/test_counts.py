@@ -1,4 +1,4 @@
-"""The number of cases on each transport: `test_server` is the server's half, `test_client_everywhere` the client's."""
+"""The number of cases on each transport: `test_server` is the server's half, `test_client_transports` the client's."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from typing import Any
 import attrs
 import pytest
 
-from tests.client import test_client_everywhere
+from tests.client import test_client_transports
 from tests.contract import test_server
 from tests.contract.cases import tables_of
 from tests.contract.transports import TRANSPORTS
@@ -57,6 +57,6 @@ def cases(module: ModuleType) -> Iterator[Case]:
 
 @pytest.mark.parametrize("transport", TRANSPORTS)
 def test_each_transport_has_about_150_cases_in_the_default_suite(transport: str) -> None:
-    both: list[Any] = [*cases(test_server), *cases(test_client_everywhere)]
+    both: list[Any] = [*cases(test_server), *cases(test_client_transports)]
     count = Counter(case.transport for case, of in speeds(both).items() if DEFAULT in of)
     assert 120 <= count[transport] <= 180

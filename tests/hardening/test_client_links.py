@@ -18,7 +18,7 @@ from tests.client.http_script import (
     URL,
     ReceivedRequest,
     ResponseWriter,
-    ScriptedServer,
+    ScriptedHttpServer,
     legacy,
     modern,
     scripted_server,
@@ -219,7 +219,7 @@ async def test_a_round_that_is_refused_for_its_headers_is_sent_again_and_not_the
     assert request_states(server) == [None, "charged", "charged"]
 
 
-def request_states(server: ScriptedServer) -> list[str | None]:
+def request_states(server: ScriptedHttpServer) -> list[str | None]:
     return [each.message["params"].get("requestState") for each in server.requests if each.operation == "tools/call"]
 
 
@@ -894,7 +894,7 @@ class Gateway:
 
 
 @contextlib.asynccontextmanager
-async def client_of_gateway(gateway: Gateway, **options: Any) -> AsyncIterator[tuple[Client, ScriptedServer]]:
+async def client_of_gateway(gateway: Gateway, **options: Any) -> AsyncIterator[tuple[Client, ScriptedHttpServer]]:
     async with scripted_server(legacy(gateway.handle, logging={})) as server:
         with tcp_connects_to(server.connect):
             async with open_client(URL, revision=D, **options) as client:

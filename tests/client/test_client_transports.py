@@ -1,4 +1,4 @@
-"""What a client does, over every transport and in every revision."""
+"""The operations of a client on each transport, in each revision."""
 
 from __future__ import annotations
 
@@ -33,16 +33,16 @@ from trio_mcp.types import PromptReference, ResourceReference
 
 @pytest.fixture
 def clock(variant: Variant) -> MockClock:
-    """That of a child process is the real one."""
+    """A mock clock, except for a child process, which needs the real one."""
     return MockClock(rate=1.0) if variant.transport == "child" else MockClock(autojump_threshold=0)
 
 
-async def ledger(client: Client, last: str) -> list[str]:
-    """What the house has to tell, once it ends so."""
+async def ledger_up_to(client: Client, last: str) -> list[str]:
+    """The ledger of the sample server, as soon as its last entry is `last`."""
     while True:
-        told = await client.call_tool("ledger", returns=list[str])
-        if told and told[-1] == last:
-            return told
+        entries = await client.call_tool("ledger", returns=list[str])
+        if entries and entries[-1] == last:
+            return entries
         await trio.sleep(0.01)
 
 
@@ -56,7 +56,9 @@ def text_of(result: Any) -> str:
 
 @each_transport_and_asgi()
 @req("stdio-01")
-async def test_a_revision_may_be_pinned_and_all_that_was_agreed_is_known(variant: Variant, clock: MockClock) -> None:
+async def test_a_revision_can_be_pinned_and_the_client_tells_what_was_agreed(
+    variant: Variant, clock: MockClock
+) -> None:
     async with client_of(variant) as client:
         assert client.revision == variant.revision
         assert client.negotiation.chosen is not None
@@ -71,7 +73,7 @@ async def test_a_revision_may_be_pinned_and_all_that_was_agreed_is_known(variant
         assert client.deviations == ()
 
 
-@each_transport_and_asgi(without=["child"])  # whose program speaks all of them
+@each_transport_and_asgi(without=["child"])  # its program always supports all revisions
 @req("http-124")
 async def test_the_newest_revision_that_both_have_is_found(variant: Variant, clock: MockClock) -> None:
     async with client_of(variant, sample_server(revisions=[variant.revision]), revision=None) as client:
@@ -82,7 +84,9 @@ async def test_the_newest_revision_that_both_have_is_found(variant: Variant, clo
 
 
 @each_transport_and_asgi(without=["child"])
-async def test_a_revision_that_the_server_has_not_is_an_error_and_no_group(variant: Variant, clock: MockClock) -> None:
+async def test_an_unsupported_revision_is_a_plain_error_without_an_exception_group(
+    variant: Variant, clock: MockClock
+) -> None:
     others = [each for each in (A, B, C, D, E) if each != variant.revision]
     async with no_tasks_left(), serve_over(variant.transport, sample_server(revisions=others)) as target:
         with pytest.raises(McpError) as refused:
@@ -93,7 +97,7 @@ async def test_a_revision_that_the_server_has_not_is_an_error_and_no_group(varia
 
 @each_transport_and_asgi()
 @pytest.mark.parametrize("grouped", [False, True])
-async def test_what_the_block_raises_leaves_it_as_the_same_object(
+async def test_an_exception_of_the_block_is_raised_as_the_same_object(
     variant: Variant, grouped: bool, clock: MockClock
 ) -> None:
     own: BaseException = ExceptionGroup("mine", [KeyError("x")]) if grouped else KeyError("x")
@@ -167,7 +171,7 @@ async def test_closing_ends_every_call_and_every_listener(variant: Variant, cloc
         nursery.start_soon(call, client)
         if variant.transport != "http json":
             await nursery.start(listen, client)
-        await ledger(client, "x began")
+        await ledger_up_to(client, "x began")
         with trio.fail_after(60):
             await client.aclose()
     assert sorted(ended) == (["a call"] if variant.transport == "http json" else ["a call", "a listener"])
@@ -178,7 +182,7 @@ async def test_closing_ends_every_call_and_every_listener(variant: Variant, cloc
 
 @req("prm-10")
 @each_transport_and_asgi()
-async def test_lists_are_walked_over_all_their_pages(variant: Variant, clock: MockClock) -> None:
+async def test_lists_are_read_over_all_their_pages(variant: Variant, clock: MockClock) -> None:
     async with client_of(variant) as client:
         tools = [tool.name for tool in await client.list_tools()]
         assert len(tools) > 15
@@ -195,7 +199,7 @@ def _names(items: Iterable[Any]) -> list[str]:
 
 
 @each_transport_and_asgi()
-async def test_a_page_is_asked_for_by_the_cursor_of_the_one_before(variant: Variant, clock: MockClock) -> None:
+async def test_a_page_is_requested_with_the_cursor_of_the_page_before(variant: Variant, clock: MockClock) -> None:
     async with client_of(variant) as client:
         first = await client.list_resources_page()
         assert _names(first.resources) == ["one", "two", "three"]
@@ -215,7 +219,7 @@ async def test_a_page_is_asked_for_by_the_cursor_of_the_one_before(variant: Vari
 
 @req("tool-42")
 @each_transport_and_asgi()
-async def test_a_result_has_all_that_its_revision_gives(variant: Variant, clock: MockClock) -> None:
+async def test_a_result_has_all_members_of_its_revision(variant: Variant, clock: MockClock) -> None:
     async with client_of(variant) as client:
         result = await client.call_tool("forecast", {"city": "Oslo"})
         assert "Oslo" in text_of(result)
@@ -235,7 +239,7 @@ CALLS: dict[str, tuple[str, dict[str, Any], Any, Any]] = {
 
 
 @each_transport_and_asgi()
-async def test_a_structured_value_comes_as_the_type_that_is_asked_for(variant: Variant, clock: MockClock) -> None:
+async def test_a_structured_value_is_converted_to_the_given_type(variant: Variant, clock: MockClock) -> None:
     async with client_of(variant) as client:
         for name, arguments, returns, value in CALLS.values():
             assert await client.call_tool(name, arguments, returns=returns) == value
@@ -292,11 +296,11 @@ async def test_three_megabytes_go_there_and_back(variant: Variant, clock: MockCl
 
 
 @each_transport_and_asgi()
-async def test_meta_goes_along_with_one_call_or_with_all(variant: Variant, clock: MockClock) -> None:
+async def test_meta_is_sent_with_one_call_or_with_all(variant: Variant, clock: MockClock) -> None:
     trace = f"00-{7:032x}-{7:016x}-01"
     async with client_of(variant, meta=lambda: {"traceparent": trace, "example.org/of": "all"}) as client:
-        told = await client.call_tool("meta", meta={"example.org/of": "one"}, returns=dict[str, Any])
-        assert told == {"traceparent": trace, "example.org/of": "one"}
+        meta = await client.call_tool("meta", meta={"example.org/of": "one"}, returns=dict[str, Any])
+        assert meta == {"traceparent": trace, "example.org/of": "one"}
 
 
 # Progress and logs.
@@ -325,7 +329,7 @@ async def test_progress_comes_in_order_and_before_the_result(variant: Variant, c
 @each_transport_and_asgi(without=["child"])
 @pytest.mark.parametrize("reports", [True, False], ids=["reporting", "silent"])
 async def test_a_call_of_ten_minutes_has_its_answer(reports: bool, variant: Variant, clock: MockClock) -> None:
-    """No timer of ours, and none of the other side, comes between; who is silent is only asked whether he lives."""
+    """No timer of the client or of the server ends the call.  A silent peer only gets pings."""
     server = Server("patient")
 
     @server.tool
@@ -347,8 +351,8 @@ async def test_a_call_of_ten_minutes_has_its_answer(reports: bool, variant: Vari
 
 @settings(max_examples=200)
 @given(text=st.text())
-@example(text="12345").via("what looks like a number")
-@example(text='{"a": 1}').via("what looks like JSON")
+@example(text="12345").via("text like a number")
+@example(text='{"a": 1}').via("text like JSON")
 @example(text="\u2028\u2029\x85\x00\r\n")
 def test_a_tool_gets_exactly_the_text_that_was_sent(text: str) -> None:
     got: list[Any] = []
@@ -369,7 +373,7 @@ def test_a_tool_gets_exactly_the_text_that_was_sent(text: str) -> None:
 
 
 @each_transport_and_asgi(without=["http json"])
-async def test_what_a_progress_callback_raises_ends_the_call_alone(variant: Variant, clock: MockClock) -> None:
+async def test_an_exception_of_a_progress_callback_ends_only_its_call(variant: Variant, clock: MockClock) -> None:
     own = KeyError("mine")
 
     def stumble(*report: Any) -> None:
@@ -384,7 +388,7 @@ async def test_what_a_progress_callback_raises_ends_the_call_alone(variant: Vari
 
 @req("log-02", "log-05", "log-15")
 @each_transport_and_asgi(without=["http json"])
-async def test_logs_come_from_the_level_on_that_is_wanted(variant: Variant, clock: MockClock) -> None:
+async def test_logs_are_delivered_from_the_requested_level_on(variant: Variant, clock: MockClock) -> None:
     heard: list[Any] = []
     async with client_of(variant, on_log=heard.append, log_level="warning") as client:
         await client.call_tool("talk")
@@ -398,7 +402,7 @@ async def test_logs_come_from_the_level_on_that_is_wanted(variant: Variant, cloc
 
 
 @each_transport_and_asgi(without=["http json", "child"])
-async def test_a_log_callback_that_fails_costs_nothing(
+async def test_a_failing_log_callback_does_not_fail_the_call(
     variant: Variant, caplog: pytest.LogCaptureFixture, clock: MockClock
 ) -> None:
     def stumble(message: Any) -> None:
@@ -445,13 +449,13 @@ async def test_a_value_is_completed(variant: Variant, clock: MockClock) -> None:
             assert completion.values == ["perl"]
         else:
             completion = await client.complete(ref, "language", "pe", context=context)
-            assert completion.values == []  # there is no such thing
+            assert completion.values == []  # this revision has no context
         assert (await client.complete(ResourceReference("rooms://{name}"), "name", "x")).values == []
 
 
 @req("ping-07")
 @each_transport_and_asgi()
-async def test_a_ping_is_answered_where_there_is_such_a_thing(variant: Variant, clock: MockClock) -> None:
+async def test_a_ping_is_answered_in_revisions_with_ping(variant: Variant, clock: MockClock) -> None:
     async with client_of(variant) as client:
         if variant.modern:
             with pytest.raises(NotInThisRevision):
@@ -470,17 +474,17 @@ async def test_leaving_a_scope_stops_the_handler_and_the_connection_goes_on(vari
         with trio.CancelScope() as scope:
             async with trio.open_nursery() as nursery:
                 nursery.start_soon(client.call_tool, "hold", {"name": "x"})
-                await ledger(client, "x began")
+                await ledger_up_to(client, "x began")
                 scope.cancel()
         assert scope.cancelled_caught
-        assert await ledger(client, "x was cancelled") == ["x began", "x was cancelled"]
+        assert await ledger_up_to(client, "x was cancelled") == ["x began", "x was cancelled"]
         assert await client.call_tool("add", {"a": 1, "b": 1}, returns=int) == 2
         assert client.deviations == ()
 
 
 @req("cancel-05", "cancel-06", "cancel-21")
 @each_transport_and_asgi(without=["child"])
-async def test_an_answer_that_crosses_its_cancellation_vanishes(variant: Variant, clock: MockClock) -> None:
+async def test_an_answer_that_crosses_its_cancellation_is_ignored(variant: Variant, clock: MockClock) -> None:
     async with client_of(variant) as client:
         for steps in range(12):
             with trio.CancelScope() as scope:
@@ -496,7 +500,7 @@ async def test_an_answer_that_crosses_its_cancellation_vanishes(variant: Variant
 
 # Questions.
 
-QUESTIONS = [  # the tool that asks, the revisions that have the question, and what the tool says
+QUESTIONS = [  # the tool that asks, the revisions that have the question, and the text of the result
     ("order", (C, D, E), "Size(size=7, colour='red')"),
     ("order", (C, D, E), "'Declined'"),
     ("visit", (D, E), "Accepted"),
@@ -506,7 +510,7 @@ QUESTIONS = [  # the tool that asks, the revisions that have the question, and w
 
 @req("mrtr-18", "mrtr-26")
 @each_transport_and_asgi(legacy_without=["http json"])
-async def test_what_a_handler_asks_is_answered_by_the_callback_for_it(variant: Variant, clock: MockClock) -> None:
+async def test_a_question_of_a_handler_is_answered_by_its_callback(variant: Variant, clock: MockClock) -> None:
     forms: Iterator[Any] = iter([{"size": 7}, Declined()])
     callbacks: dict[str, Any] = {
         "elicitation": lambda form: next(forms),
@@ -522,16 +526,16 @@ async def test_what_a_handler_asks_is_answered_by_the_callback_for_it(variant: V
 
 @req("root-01", "root-02", "root-03", "root-16")
 @each_transport_and_asgi(legacy_without=["http json"])
-async def test_the_roots_are_told_and_told_anew_when_they_change(variant: Variant, clock: MockClock) -> None:
+async def test_the_roots_are_sent_and_sent_again_when_they_change(variant: Variant, clock: MockClock) -> None:
     async with client_of(variant, roots=["/srv"]) as client:
         assert await client.call_tool("rooms", returns=list[str]) == ["file:///srv"]
         await client.set_roots(["/home"])
-        await wait_all_tasks_blocked()  # by HTTP the next call may overtake what is told
+        await wait_all_tasks_blocked()  # over HTTP the next call may overtake the notification
         assert await client.call_tool("rooms", returns=list[str]) == ["file:///home"]
 
 
 @each_transport_and_asgi(legacy_without=["http json"])
-async def test_a_question_that_nobody_answers_ends_its_call_alone(variant: Variant, clock: MockClock) -> None:
+async def test_a_question_without_a_callback_ends_only_its_call(variant: Variant, clock: MockClock) -> None:
     async with client_of(variant) as client:
         for tool in ("think", "rooms"):
             try:
@@ -586,7 +590,7 @@ async def test_leaving_a_call_takes_its_question_back(variant: Variant, clock: M
 
 
 @each_transport_and_asgi(without=["http json"])
-async def test_changes_are_heard_as_long_as_the_block_runs(variant: Variant, clock: MockClock) -> None:
+async def test_changes_are_received_as_long_as_the_block_runs(variant: Variant, clock: MockClock) -> None:
     async with client_of(variant) as client:
         async with client.listen(RESOURCES_CHANGED, tools=True, prompts=True, resources="house://one") as changes:
             await client.call_tool("touch", {"uri": "house://one"})
@@ -601,19 +605,19 @@ async def test_changes_are_heard_as_long_as_the_block_runs(variant: Variant, clo
         assert client.deviations == ()
 
 
-# What is not there.
+# Undeclared capabilities.
 
 
 @req("arch-02", "life-15", "life-16", "prm-11")
 @each_transport_and_asgi(without=["child"])
-async def test_what_the_server_does_not_declare_is_not_asked(variant: Variant, clock: MockClock) -> None:
+async def test_an_undeclared_capability_is_not_requested(variant: Variant, clock: MockClock) -> None:
     async with client_of(variant, Server("bare")) as client:
         for ask in (client.list_tools, client.list_prompts, client.list_resources):
             with pytest.raises(NotDeclared):
                 await ask()
 
 
-def test_the_default_suite_meets_the_child_in_every_revision() -> None:
+def test_the_default_suite_has_the_child_in_every_revision() -> None:
     met = {
         param.values[0].revision
         for test in list(globals().values())

@@ -1,4 +1,4 @@
-"""What a client offers: how each question of a server is put to a callback, answered, refused."""
+"""The callbacks of a client: a question of a server reaches its callback, and is answered or refused."""
 
 from __future__ import annotations
 
@@ -71,8 +71,8 @@ async def refused(answering: Answering, method: str, params: JsonObject, revisio
     return caught.value
 
 
-def saying(answer: object, heard: list[Any] | None = None) -> Callable[..., Any]:
-    """A callback that says this, and keeps what it is given."""
+def callback_that_returns(answer: object, heard: list[Any] | None = None) -> Callable[..., Any]:
+    """A callback that returns `answer`, and keeps its arguments."""
 
     def callback(*given: Any) -> object:
         if heard is not None:
@@ -83,12 +83,12 @@ def saying(answer: object, heard: list[Any] | None = None) -> Callable[..., Any]
 
 
 def never(*_: object) -> Any:
-    raise AssertionError("this is not to be asked")
+    raise AssertionError("this callback must not be called")
 
 
-# What is declared.
+# Declared capabilities.
 
-# What the newest revision is told, and what those up to a revision are told instead.
+# The capabilities in the newest revision, and different ones for the revisions up to a revision.
 OFFERS = pytest.mark.parametrize(
     ("offers", "newest", "by_revision"),
     [
@@ -111,7 +111,7 @@ OFFERS = pytest.mark.parametrize(
 @OFFERS
 @req("root-01", "samp-02", "elic-05", "elic-11")
 @pytest.mark.parametrize("revision", LEGACY, ids=str)
-def test_a_legacy_server_is_told_in_the_handshake_what_was_offered_and_nothing_else(
+def test_the_handshake_declares_exactly_the_offered_capabilities(
     revision: Revision, offers: dict[str, Any], newest: JsonObject, by_revision: dict[str, JsonObject]
 ) -> None:
     answering = Answering(**offers)
@@ -124,7 +124,7 @@ def test_a_legacy_server_is_told_in_the_handshake_what_was_offered_and_nothing_e
 
 @OFFERS
 @req("root-02", "samp-03", "elic-06", "elic-11")
-def test_a_modern_server_is_told_with_each_request(
+def test_a_modern_request_declares_the_offered_capabilities(
     offers: dict[str, Any], newest: JsonObject, by_revision: dict[str, JsonObject]
 ) -> None:
     pair = opened(E, Answering(**offers).capabilities)
@@ -161,7 +161,7 @@ TOOLS: list[JsonObject] = [{"name": "add", "inputSchema": {"type": "object"}}]
         ({"roots": never}, "tasks/list", {}, METHOD_NOT_FOUND, "does not support 'tasks/list'"),
     ],
 )
-async def test_what_was_not_offered_is_refused_and_no_callback_hears_of_it(
+async def test_a_question_that_was_not_offered_is_refused_without_a_callback(
     offers: dict[str, Any], method: str, params: JsonObject, code: int, why: str
 ) -> None:
     error = await refused(Answering(**offers), method, params)
@@ -180,11 +180,11 @@ async def test_what_was_not_offered_is_refused_and_no_callback_hears_of_it(
         ({"sampling": never}, SAMPLE, {**HELLO, "tools": TOOLS}, INVALID_PARAMS),
     ],
 )
-def test_a_session_with_such_an_offer_refuses_it_likewise(
+def test_a_session_refuses_a_question_that_was_not_offered(
     offers: dict[str, Any], method: str, params: JsonObject, code: int
 ) -> None:
     pair = opened(D, Answering(**offers).capabilities)
-    pair.server.request(method, params, undeclared=True)  # a server that asks all the same
+    pair.server.request(method, params, undeclared=True)  # a server that asks without the capability
     pair.pump()
     (outcome,) = [event for event in pair.server_saw if isinstance(event, Refused)]
     assert outcome.error.code == code
@@ -192,7 +192,7 @@ def test_a_session_with_such_an_offer_refuses_it_likewise(
 
 
 @pytest.mark.parametrize(("method", "revision"), [(ELICIT, A), (ELICIT, B), ("initialize", D), ("ping", E)])
-async def test_what_a_revision_does_not_ask_is_refused_there(method: str, revision: Revision) -> None:
+async def test_a_question_of_another_revision_is_refused(method: str, revision: Revision) -> None:
     error = await refused(Answering(elicitation=never, elicitation_url=never), method, FORM, revision)
     assert error.code == METHOD_NOT_FOUND
 
@@ -207,7 +207,7 @@ async def test_what_a_revision_does_not_ask_is_refused_there(method: str, revisi
         ({"roots": "/home"}, "roots must be a sequence of paths, file: URIs or Root objects, got str"),
     ],
 )
-def test_an_offer_that_is_none_is_told_where_it_is_made(offers: dict[str, Any], why: str) -> None:
+def test_an_invalid_offer_is_refused_when_it_is_made(offers: dict[str, Any], why: str) -> None:
     with pytest.raises(UsageError, match=re.escape(why)):
         Answering(**offers)
 
@@ -216,9 +216,9 @@ def test_an_offer_that_is_none_is_told_where_it_is_made(offers: dict[str, Any], 
 
 
 @EVERY
-async def test_the_model_answers_in_the_words_of_each_revision(revision: Revision) -> None:
+async def test_the_answer_of_a_model_has_the_form_of_each_revision(revision: Revision) -> None:
     heard: list[SamplingRequest] = []
-    answering = Answering(sampling=saying(("Hi", "gpt-9"), heard))
+    answering = Answering(sampling=callback_that_returns(("Hi", "gpt-9"), heard))
     result = await answered(answering, SAMPLE, Sample("Hello", max_tokens=10).params(revision), revision)
     assert result == {"role": "assistant", "content": {"type": "text", "text": "Hi"}, "model": "gpt-9"}
     assert Sample("Hello", max_tokens=10).read(result).model == "gpt-9"
@@ -229,12 +229,12 @@ async def test_the_model_answers_in_the_words_of_each_revision(revision: Revisio
     assert asked.server.display_name == "The Weather"
 
 
-async def test_callbacks_may_wait_or_not() -> None:
+async def test_callbacks_may_be_async_or_plain_functions() -> None:
     async def later(_: SamplingRequest) -> tuple[str, str]:
         await trio.lowlevel.checkpoint()
         return "Hi", "m"
 
-    for callback in (later, saying(("Hi", "m"))):
+    for callback in (later, callback_that_returns(("Hi", "m"))):
         assert (await answered(Answering(sampling=callback), SAMPLE, HELLO))["model"] == "m"
 
 
@@ -246,14 +246,14 @@ async def test_callbacks_may_wait_or_not() -> None:
     ],
 )
 async def test_a_whole_result_is_sent_as_it_was_made(answer: models.CreateMessageResult) -> None:
-    result = await answered(Answering(sampling=saying(answer)), SAMPLE, HELLO)
+    result = await answered(Answering(sampling=callback_that_returns(answer)), SAMPLE, HELLO)
     assert Sample("Hello", max_tokens=10).read(result) == answer
 
 
 @pytest.mark.parametrize("answer", [Declined(), Dismissed()])
 @req("samp-01", "samp-05", "samp-06")
 async def test_a_user_may_reject_a_sampling_request(answer: object) -> None:
-    error = await refused(Answering(sampling=saying(answer)), SAMPLE, HELLO)
+    error = await refused(Answering(sampling=callback_that_returns(answer)), SAMPLE, HELLO)
     assert (error.code, error.message) == (-1, "the user rejected the sampling request")
 
 
@@ -268,18 +268,18 @@ async def test_a_user_may_reject_a_sampling_request(answer: object) -> None:
         (models.CreateMessageResult("robot", TextContent("Hi"), "m"), "role: expected one of"),  # type: ignore[arg-type]
     ],
 )
-async def test_what_is_no_answer_of_a_model_is_not_sent(answer: object, why: str) -> None:
+async def test_an_invalid_answer_of_a_model_is_not_sent(answer: object, why: str) -> None:
     with pytest.raises(UsageError, match=why):
-        await answered(Answering(sampling=saying(answer)), SAMPLE, HELLO)
+        await answered(Answering(sampling=callback_that_returns(answer)), SAMPLE, HELLO)
 
 
-async def test_what_an_old_revision_cannot_carry_is_told_the_callback() -> None:
+async def test_the_callback_gets_an_error_for_content_that_an_old_revision_lacks() -> None:
     answer = models.CreateMessageResult("assistant", [TextContent("a"), TextContent("b")], "m")
     with pytest.raises(NotInThisRevision, match="several blocks"):
-        await answered(Answering(sampling=saying(answer)), SAMPLE, HELLO, C)
+        await answered(Answering(sampling=callback_that_returns(answer)), SAMPLE, HELLO, C)
 
 
-def said(role: str, *content: JsonObject) -> JsonObject:
+def sampling_message(role: str, *content: JsonObject) -> JsonObject:
     return {"role": role, "content": list(content)}
 
 
@@ -294,20 +294,26 @@ RESULT: JsonObject = {"type": "tool_result", "toolUseId": "u1", "content": []}
         ({"messages": 5}, "CreateMessageParams: messages: expected array, got integer"),
         ({"messages": []}, "a sampling request needs at least one message"),
         ({"messages": [{"role": "user"}]}, "CreateMessageParams: messages[0].content: missing"),
-        ({"messages": [said("robot", TEXT)]}, "messages[0].role: expected one of user, assistant"),
-        ({"messages": [said("user")]}, "messages[0] has no content"),
-        ({"messages": [said("user", {"type": "text"})]}, "messages[0].content[0].text: missing"),
-        ({"messages": [said("user", USE)]}, "only an assistant message can use tools"),
-        ({"messages": [said("user", RESULT)]}, "one result for each tool use"),
-        ({"messages": [said("assistant", USE)]}, "the tool uses of the last message have no results"),
-        ({"messages": [said("assistant", USE), said("user", RESULT, TEXT)]}, "without other content"),
-        ({"messages": [said("assistant", USE), said("user", TEXT)]}, "one result for each tool use of the message"),
+        ({"messages": [sampling_message("robot", TEXT)]}, "messages[0].role: expected one of user, assistant"),
+        ({"messages": [sampling_message("user")]}, "messages[0] has no content"),
+        ({"messages": [sampling_message("user", {"type": "text"})]}, "messages[0].content[0].text: missing"),
+        ({"messages": [sampling_message("user", USE)]}, "only an assistant message can use tools"),
+        ({"messages": [sampling_message("user", RESULT)]}, "one result for each tool use"),
+        ({"messages": [sampling_message("assistant", USE)]}, "the tool uses of the last message have no results"),
+        (
+            {"messages": [sampling_message("assistant", USE), sampling_message("user", RESULT, TEXT)]},
+            "without other content",
+        ),
+        (
+            {"messages": [sampling_message("assistant", USE), sampling_message("user", TEXT)]},
+            "one result for each tool use of the message",
+        ),
         ({"maxTokens": "10"}, "maxTokens: expected integer, got string"),
         ({"maxTokens": 0}, "max_tokens must be at least 1"),
     ],
 )
 @req("samp-07", "samp-14", "samp-15", "samp-20", "samp-32")
-async def test_a_sampling_request_that_breaks_the_rules_is_refused_by_the_place(change: JsonObject, why: str) -> None:
+async def test_the_refusal_of_an_invalid_sampling_request_names_the_member(change: JsonObject, why: str) -> None:
     error = await refused(Answering(sampling=never, sampling_tools=True), SAMPLE, {**HELLO, **change})
     assert error.code == INVALID_PARAMS
     assert why in error.message
@@ -318,12 +324,15 @@ async def test_a_sampling_request_that_breaks_the_rules_is_refused_by_the_place(
 @WITH_PAGES
 @req("samp-31")
 async def test_the_meta_of_tool_uses_and_results_is_kept(revision: Revision) -> None:
-    """Both for the callback, and on the way back to the server, which sends it again with the next request."""
+    """The callback gets it, and the answer has it, because the server sends it again with the next request."""
     mark: JsonObject = {"com.example/turn": 7}
-    messages = [said("assistant", {**USE, "_meta": mark}), said("user", {**RESULT, "_meta": mark})]
+    messages = [
+        sampling_message("assistant", {**USE, "_meta": mark}),
+        sampling_message("user", {**RESULT, "_meta": mark}),
+    ]
     heard: list[SamplingRequest] = []
     answer = models.CreateMessageResult("assistant", ToolUseContent("u2", "add", {}, meta=mark), "m", "toolUse")
-    answering = Answering(sampling=saying(answer, heard), sampling_tools=True)
+    answering = Answering(sampling=callback_that_returns(answer, heard), sampling_tools=True)
     result = await answered(answering, SAMPLE, {**HELLO, "messages": messages, "tools": TOOLS}, revision)
     blocks = [block for message in heard[0].params.messages for block in message.content]
     assert [block.meta for block in blocks] == [mark, mark]  # type: ignore[union-attr]
@@ -339,7 +348,7 @@ async def test_tools_and_their_choice_reach_the_callback_as_they_were_sent(
     heard: list[SamplingRequest] = []
     use = models.CreateMessageResult("assistant", ToolUseContent("u1", "add", {"a": 1}), "m", "toolUse")
     text = models.CreateMessageResult("assistant", TextContent("no"), "m")
-    answering = Answering(sampling=saying(text if mode == "none" else use, heard), sampling_tools=True)
+    answering = Answering(sampling=callback_that_returns(text if mode == "none" else use, heard), sampling_tools=True)
     choice: JsonObject = {} if mode is None else {"mode": mode}
     params = {**HELLO, "tools": TOOLS, "toolChoice": choice}
     result = await answered(answering, SAMPLE, params, revision)
@@ -362,11 +371,11 @@ async def test_tools_and_their_choice_reach_the_callback_as_they_were_sent(
     ],
 )
 @req("samp-16")
-async def test_a_model_that_does_not_heed_the_choice_of_tools_is_not_let_through(
+async def test_an_answer_against_the_tool_choice_is_an_error(
     params: JsonObject, answer: Any, stop: str | None, why: str | None
 ) -> None:
     result = models.CreateMessageResult("assistant", answer, "m", stop)
-    answering = Answering(sampling=saying(result), sampling_tools=True)
+    answering = Answering(sampling=callback_that_returns(result), sampling_tools=True)
     if why is None:
         assert (await answered(answering, SAMPLE, {**HELLO, **params}))["model"] == "m"
         return
@@ -374,9 +383,9 @@ async def test_a_model_that_does_not_heed_the_choice_of_tools_is_not_let_through
         await answered(answering, SAMPLE, {**HELLO, **params})
 
 
-async def test_tools_mean_nothing_in_revisions_without_them() -> None:
+async def test_tools_are_ignored_in_revisions_without_them() -> None:
     heard: list[SamplingRequest] = []
-    answering = Answering(sampling=saying(("Hi", "m"), heard))
+    answering = Answering(sampling=callback_that_returns(("Hi", "m"), heard))
     await answered(answering, SAMPLE, {**HELLO, "tools": TOOLS, "toolChoice": {"mode": "required"}}, C)
     assert (heard[0].params.tools, heard[0].params.tool_choice) == (None, None)
 
@@ -399,7 +408,7 @@ async def test_tools_mean_nothing_in_revisions_without_them() -> None:
 async def test_the_first_hint_that_matches_picks_the_model(preferences: JsonObject | None, picked: str | None) -> None:
     heard: list[SamplingRequest] = []
     params = HELLO if preferences is None else {**HELLO, "modelPreferences": preferences}
-    await answered(Answering(sampling=saying(("Hi", "m"), heard)), SAMPLE, params)
+    await answered(Answering(sampling=callback_that_returns(("Hi", "m"), heard)), SAMPLE, params)
     assert heard[0].pick_model(["claude-3-opus", "claude-3-sonnet", "gpt-9"]) == picked
 
 
@@ -411,7 +420,7 @@ SIZES: JsonObject = {
         "type": "object",
         "properties": {
             "size": {"type": "string", "enum": ["S", "M"], "default": "M"},
-            "count": {"type": "integer", "minimum": 1, "default": 0},  # which does not fit
+            "count": {"type": "integer", "minimum": 1, "default": 0},  # does not fit
             "gift": {"type": "boolean", "default": False},
             "note": {"type": "string", "maxLength": 5, "default": None},
         },
@@ -438,14 +447,14 @@ GIVEN: JsonObject = {"size": "M", "gift": False}
 async def test_a_form_is_accepted_with_its_defaults_or_declined_or_dismissed(
     answer: object, result: JsonObject, revision: Revision
 ) -> None:
-    assert await answered(Answering(elicitation=saying(answer)), ELICIT, SIZES, revision) == result
+    assert await answered(Answering(elicitation=callback_that_returns(answer)), ELICIT, SIZES, revision) == result
 
 
 @WITH_FORMS
 @req("elic-04", "elic-10", "elic-15", "elic-17", "elic-03")
-async def test_a_callback_is_told_who_asks_what_and_why(revision: Revision) -> None:
+async def test_a_callback_gets_the_server_the_fields_and_the_message(revision: Revision) -> None:
     heard: list[FormElicitationRequest] = []
-    await answered(Answering(elicitation=saying(None, heard)), ELICIT, SIZES, revision)
+    await answered(Answering(elicitation=callback_that_returns(None, heard)), ELICIT, SIZES, revision)
     (form,) = heard
     assert form.server is not None
     assert (form.server.name, form.server.display_name) == ("weather", "The Weather")
@@ -456,16 +465,16 @@ async def test_a_callback_is_told_who_asks_what_and_why(revision: Revision) -> N
 
 
 @WITH_FORMS
-async def test_what_our_server_asks_our_client_answers(revision: Revision) -> None:
+async def test_a_client_answers_the_forms_of_a_server(revision: Revision) -> None:
     question = Elicit("How many?", int)
-    answering = Answering(elicitation=saying({"value": 3}))
+    answering = Answering(elicitation=callback_that_returns({"value": 3}))
     assert question.read(await answered(answering, ELICIT, question.params(revision), revision)) == Accepted(3)
 
 
 @pytest.mark.parametrize("identity", [None, {"name": 5}])
 async def test_a_server_without_a_name_may_ask(identity: Mapping[str, Any] | None) -> None:
     heard: list[FormElicitationRequest] = []
-    answering = Answering(elicitation=saying(None, heard))
+    answering = Answering(elicitation=callback_that_returns(None, heard))
     await answering.answer(ELICIT, FORM, Terms(D, identity=identity))
     assert heard[0].server is None
 
@@ -492,9 +501,9 @@ async def test_a_server_without_a_name_may_ask(identity: Mapping[str, Any] | Non
     ],
 )
 @req("elic-44", "elic-08")
-async def test_what_does_not_fit_the_form_is_told_its_callback_and_not_sent(answer: object, why: str) -> None:
+async def test_values_that_do_not_fit_the_form_are_an_error_and_are_not_sent(answer: object, why: str) -> None:
     with pytest.raises(UsageError, match=why) as caught:
-        await answered(Answering(elicitation=saying(answer)), ELICIT, SIZES)
+        await answered(Answering(elicitation=callback_that_returns(answer)), ELICIT, SIZES)
     assert "secret" not in str(caught.value)
 
 
@@ -504,28 +513,28 @@ SEVERAL: JsonObject = {"type": "array", "items": {"type": "string", "enum": ["a"
 @pytest.mark.parametrize("answer", [["a", "b"], ("a", "b")])
 async def test_several_choices_are_sent_as_a_list(answer: object) -> None:
     params = {"message": "?", "requestedSchema": {"type": "object", "properties": {"each": SEVERAL}}}
-    answering = Answering(elicitation=saying({"each": answer}))
+    answering = Answering(elicitation=callback_that_returns({"each": answer}))
     assert await answered(answering, ELICIT, params) == {"action": "accept", "content": {"each": ["a", "b"]}}
     with pytest.raises(NotInThisRevision, match="several values"):
         await answered(answering, ELICIT, params, C)
 
 
-async def test_a_field_that_is_more_than_a_form_may_have_can_be_answered_all_the_same() -> None:
-    # What pydantic makes of `str | None = None`; servers are known to send it.
+async def test_a_field_with_a_schema_outside_the_form_rules_can_be_answered() -> None:
+    # The schema that pydantic makes of `str | None = None`.  Some servers send it.
     field = {"anyOf": [{"type": "string"}, {"type": "null"}], "default": None}
     params = {"message": "?", "requestedSchema": {"type": "object", "properties": {"nick": field}}}
     heard: list[FormElicitationRequest] = []
-    answering = Answering(elicitation=saying({"nick": "Al"}, heard))
+    answering = Answering(elicitation=callback_that_returns({"nick": "Al"}, heard))
     assert (await answered(answering, ELICIT, params))["content"] == {"nick": "Al"}
     assert isinstance(heard[0].fields["nick"], MalformedContent)
     assert heard[0].fields["nick"].raw == field
 
 
-async def test_a_default_of_a_kind_that_no_answer_has_is_none() -> None:
+async def test_a_default_of_an_impossible_type_is_ignored() -> None:
     fields = {"a": {"type": "object", "default": {}}, "b": {"type": "array", "default": [1]}}
     params = {"message": "?", "requestedSchema": {"type": "object", "properties": fields}}
     heard: list[FormElicitationRequest] = []
-    answering = Answering(elicitation=saying({}, heard))
+    answering = Answering(elicitation=callback_that_returns({}, heard))
     assert await answered(answering, ELICIT, params) == {"action": "accept", "content": {}}
     assert heard[0].defaults == {}
 
@@ -549,7 +558,7 @@ async def test_a_default_of_a_kind_that_no_answer_has_is_none() -> None:
         ),
     ],
 )
-async def test_a_form_that_is_none_is_refused_by_the_name_of_what_is_wrong(params: JsonObject, why: str) -> None:
+async def test_the_refusal_of_an_invalid_form_names_the_member(params: JsonObject, why: str) -> None:
     error = await refused(Answering(elicitation=never, elicitation_url=never), ELICIT, params)
     assert error.code == INVALID_PARAMS
     assert error.message.startswith("elicitation/create: ")
@@ -573,18 +582,18 @@ async def test_a_form_that_is_none_is_refused_by_the_name_of_what_is_wrong(param
     ],
 )
 @req("elic-51")
-async def test_the_answer_to_a_page_is_consent_or_none_and_never_has_content(
+async def test_the_answer_to_a_page_is_an_action_without_content(
     answer: object, action: str, revision: Revision
 ) -> None:
-    answering = Answering(elicitation_url=saying(answer))
+    answering = Answering(elicitation_url=callback_that_returns(answer))
     params = ElicitUrl("Log in", "https://example.com/in").params(revision)
     assert await answered(answering, ELICIT, params, revision) == {"action": action}
 
 
 @pytest.mark.parametrize("answer", ["yes", 1, {"a": 1}])
-async def test_what_is_no_word_about_consent_is_none(answer: object) -> None:
+async def test_an_invalid_answer_about_consent_is_an_error(answer: object) -> None:
     with pytest.raises(UsageError, match=f"Dismissed or None, got {type(answer).__name__}"):
-        await answered(Answering(elicitation_url=saying(answer)), ELICIT, PAGE)
+        await answered(Answering(elicitation_url=callback_that_returns(answer)), ELICIT, PAGE)
 
 
 @pytest.mark.parametrize(
@@ -602,11 +611,9 @@ async def test_what_is_no_word_about_consent_is_none(answer: object) -> None:
     ],
 )
 @req("elic-04", "elic-39", "elic-41")
-async def test_the_whole_url_is_shown_with_its_host_and_what_to_beware_of(
-    url: str, host: str, warnings: list[str]
-) -> None:
+async def test_a_page_request_has_the_whole_url_its_host_and_warnings(url: str, host: str, warnings: list[str]) -> None:
     heard: list[UrlElicitationRequest] = []
-    await answered(Answering(elicitation_url=saying(False, heard)), ELICIT, {**PAGE, "url": url})
+    await answered(Answering(elicitation_url=callback_that_returns(False, heard)), ELICIT, {**PAGE, "url": url})
     (page,) = heard
     assert (page.url, page.host, page.message) == (url, host, "Log in")
     assert len(page.warnings) == len(warnings)
@@ -639,7 +646,7 @@ async def test_the_whole_url_is_shown_with_its_host_and_what_to_beware_of(
         "https://example.com/%zz",
     ],
 )
-async def test_a_url_that_programs_read_differently_is_not_shown_to_anybody(url: str) -> None:
+async def test_an_ambiguous_url_is_refused_without_a_callback(url: str) -> None:
     error = await refused(Answering(elicitation_url=never), ELICIT, {**PAGE, "url": url})
     assert error.code == INVALID_PARAMS
     assert error.message == (
@@ -650,46 +657,46 @@ async def test_a_url_that_programs_read_differently_is_not_shown_to_anybody(url:
 @pytest.mark.parametrize(
     ("change", "why"), [({"url": 5}, "url: expected string"), ({"elicitationId": None}, "elicitationId: missing")]
 )
-async def test_a_page_that_is_none_is_refused(change: JsonObject, why: str) -> None:
+async def test_an_invalid_page_is_refused(change: JsonObject, why: str) -> None:
     error = await refused(Answering(elicitation_url=never), ELICIT, {**PAGE, **change})
     assert error.code == INVALID_PARAMS
     assert why in error.message
 
 
-_watching: list[str] | None = None
+_audited: list[str] | None = None
 
 
 def _audit(event: str, _: object) -> None:
-    if _watching is not None and event.startswith(("socket.", "subprocess.", "os.", "webbrowser.", "urllib.", "open")):
-        _watching.append(event)
+    if _audited is not None and event.startswith(("socket.", "subprocess.", "os.", "webbrowser.", "urllib.", "open")):
+        _audited.append(event)
 
 
-sys.addaudithook(_audit)  # which can never be removed, and so does nothing but in the test that wants it
+sys.addaudithook(_audit)  # cannot be removed, so it does nothing outside the test that uses it
 
 
 @WITH_PAGES
 @req("elic-38", "elic-39", "elic-40")
 async def test_nothing_is_fetched_or_opened_for_a_page(revision: Revision) -> None:
-    global _watching
-    answering = Answering(elicitation_url=saying(True))
-    await answered(answering, ELICIT, PAGE, revision)  # whatever is imported by the first one is now
+    global _audited
+    answering = Answering(elicitation_url=callback_that_returns(True))
+    await answered(answering, ELICIT, PAGE, revision)  # the first call may import modules
     seen: list[str] = []
-    _watching = seen
+    _audited = seen
     try:
         await answered(answering, ELICIT, {**PAGE, "url": "https://localhost/in"}, revision)
         assert seen == []
         with pytest.raises(FileNotFoundError):
             os.listdir("/nonexistent")
     finally:
-        _watching = None
-    assert seen == ["os.listdir"]  # it would have been seen
+        _audited = None
+    assert seen == ["os.listdir"]  # the hook works
 
 
 @pytest.mark.parametrize("id", ["1", "", "550e8400-e29b", "../\x00\n{}", "é" * 500])
 @req("elic-23", "elic-55")
-async def test_a_page_is_finished_once_and_by_its_own_id(id: str) -> None:
+async def test_a_page_is_completed_once_and_by_its_own_id(id: str) -> None:
     heard: list[UrlElicitationRequest] = []
-    answering = Answering(elicitation_url=saying(True, heard))
+    answering = Answering(elicitation_url=callback_that_returns(True, heard))
     await answered(answering, ELICIT, {**PAGE, "elicitationId": id})
     for params in ({}, {"elicitationId": None}, {"elicitationId": [id]}, {"elicitationId": id + " "}):
         assert answering.finished(params) is None
@@ -697,7 +704,7 @@ async def test_a_page_is_finished_once_and_by_its_own_id(id: str) -> None:
     assert answering.finished({"elicitationId": id}) is None
 
 
-async def test_a_page_may_be_finished_before_its_callback_has_returned() -> None:
+async def test_a_page_may_be_completed_before_its_callback_has_returned() -> None:
     finished: list[object] = []
 
     def visit(page: UrlElicitationRequest) -> bool:
@@ -711,8 +718,8 @@ async def test_a_page_may_be_finished_before_its_callback_has_returned() -> None
 
 @pytest.mark.parametrize("answer", [False, None, "yes"])
 @req("elic-23")
-async def test_a_page_that_was_not_agreed_to_is_not_known(answer: object) -> None:
-    answering = Answering(elicitation_url=saying(answer))
+async def test_a_page_without_consent_is_not_remembered(answer: object) -> None:
+    answering = Answering(elicitation_url=callback_that_returns(answer))
     try:
         await answered(answering, ELICIT, PAGE)
     except UsageError:
@@ -720,7 +727,7 @@ async def test_a_page_that_was_not_agreed_to_is_not_known(answer: object) -> Non
     assert answering.finished({"elicitationId": "1"}) is None
 
 
-async def test_an_id_that_is_asked_again_is_the_later_page() -> None:
+async def test_a_repeated_id_belongs_to_the_later_page() -> None:
     answers = iter([True, True, False])
     heard: list[UrlElicitationRequest] = []
 
@@ -736,7 +743,7 @@ async def test_an_id_that_is_asked_again_is_the_later_page() -> None:
     assert answering.finished({"elicitationId": "1"}) is None
 
 
-async def test_a_page_that_is_declined_does_not_take_a_later_one_of_its_id_along() -> None:
+async def test_declining_a_page_keeps_a_later_page_with_the_same_id() -> None:
     later: list[UrlElicitationRequest] = []
 
     async def visit(page: UrlElicitationRequest) -> bool:
@@ -751,26 +758,26 @@ async def test_a_page_that_is_declined_does_not_take_a_later_one_of_its_id_along
     assert answering.finished({"elicitationId": "1"}) not in (None, later[0])
 
 
-async def test_only_so_many_pages_are_remembered() -> None:
-    answering = Answering(elicitation_url=saying(True))
+async def test_the_number_of_remembered_pages_has_a_limit() -> None:
+    answering = Answering(elicitation_url=callback_that_returns(True))
     for number in range(150):
         await answered(answering, ELICIT, {**PAGE, "elicitationId": str(number)})
     known = [number for number in range(150) if answering.finished({"elicitationId": str(number)})]
     assert known == list(range(50, 150))
 
 
-async def test_where_there_are_no_pages_a_mode_means_nothing() -> None:
+async def test_the_mode_is_ignored_in_revisions_without_pages() -> None:
     error = await refused(Answering(elicitation=never, elicitation_url=never), ELICIT, PAGE, C)
     assert (error.code, "requestedSchema: missing" in error.message) == (INVALID_PARAMS, True)
 
 
-async def test_the_modern_era_has_no_ids_of_pages() -> None:
-    answering = Answering(elicitation_url=saying(True))
+async def test_pages_have_no_ids_in_the_modern_era() -> None:
+    answering = Answering(elicitation_url=callback_that_returns(True))
     await answered(answering, ELICIT, PAGE, E)
     assert answering.finished({"elicitationId": "1"}) is None
 
 
-def test_no_request_shows_in_a_log_what_the_server_says() -> None:
+def test_the_repr_of_a_request_does_not_show_its_params() -> None:
     for kind in (SamplingRequest, FormElicitationRequest, UrlElicitationRequest):
         assert "params" not in repr(kind(*["secret"] * len(inspect.signature(kind).parameters)))  # type: ignore[arg-type]
 
@@ -811,7 +818,7 @@ BAD_ROOTS = pytest.mark.parametrize(
         ("file:/etc", "roots[1]: the URI must begin with file://"),
         (models.Root("https://example.com/secret"), "roots[1]: the URI must begin with file://"),
         (models.Root("FILE:///etc"), "roots[1]: the URI must begin with file://"),
-        ("file://elsewhere/etc", "roots[1]: Not the URI of a file on this machine"),
+        ("file://other-host/etc", "roots[1]: Not the URI of a file on this machine"),
         ("file:///a?b", "roots[1]: Not the URI of a file on this machine"),
         ("/srv/../etc", "roots[1]: The path must not contain '..'; use Path(...).resolve()"),
         (Path("/srv/../etc"), "roots[1]: The path must not contain '..'"),
@@ -827,7 +834,7 @@ BAD_ROOTS = pytest.mark.parametrize(
 
 @BAD_ROOTS
 @req("root-04", "root-06")
-async def test_what_is_no_root_is_refused_when_it_is_set(root: Any, why: str) -> None:
+async def test_an_invalid_root_is_refused_when_it_is_set(root: Any, why: str) -> None:
     for setting in (lambda roots: Answering(roots=roots), Answering(roots=[]).set_roots):
         with pytest.raises(UsageError) as caught:
             setting(["/", root])
@@ -837,19 +844,19 @@ async def test_what_is_no_root_is_refused_when_it_is_set(root: Any, why: str) ->
 
 @BAD_ROOTS
 @req("root-06")
-async def test_what_is_no_root_is_not_exposed_by_a_callback_either(root: Any, why: str) -> None:
+async def test_an_invalid_root_of_a_callback_is_not_exposed(root: Any, why: str) -> None:
     with pytest.raises(UsageError) as caught:
-        await answered(Answering(roots=saying(["/", root])), ROOTS, {})
+        await answered(Answering(roots=callback_that_returns(["/", root])), ROOTS, {})
     assert why in str(caught.value)
 
 
-async def test_a_callback_that_gives_no_roots_is_told() -> None:
+async def test_a_callback_that_returns_no_list_of_roots_is_an_error() -> None:
     with pytest.raises(UsageError, match="roots must be a sequence"):
-        await answered(Answering(roots=saying(None)), ROOTS, {})
+        await answered(Answering(roots=callback_that_returns(None)), ROOTS, {})
 
 
 @req("root-07", "root-10")
-async def test_whoever_gives_the_roots_decides_each_time() -> None:
+async def test_a_roots_callback_is_called_for_each_request() -> None:
     permitted: list[str] = ["/a"]
 
     async def ask() -> list[str]:
@@ -869,14 +876,14 @@ async def test_a_list_of_roots_is_copied() -> None:
     assert await answered(answering, ROOTS, {}) == {"roots": [{"uri": "file:///a"}]}
 
 
-async def test_changed_roots_are_exposed_and_said_to_be_changed() -> None:
+async def test_changed_roots_are_exposed_and_reported_as_changed() -> None:
     answering = Answering(roots=["/a"])
     assert not answering.set_roots([Path("/a")])
     assert answering.set_roots(["/b"])
     assert await answered(answering, ROOTS, {}) == {"roots": [{"uri": "file:///b"}]}
-    ask = saying(["/b"])
+    ask = callback_that_returns(["/b"])
     assert answering.set_roots(ask)
-    assert answering.set_roots(ask)  # it may say something else by now
+    assert answering.set_roots(ask)  # the callback may return other roots now
     assert answering.set_roots(["/b"])
     with pytest.raises(UsageError):
         answering.set_roots(["b"])
@@ -892,7 +899,7 @@ def test_roots_that_were_not_offered_cannot_be_set() -> None:
     (SAMPLE, HELLO, "sampling"), (ELICIT, FORM, "elicitation"), (ELICIT, PAGE, "elicitation_url"), (ROOTS, {}, "roots"),
 ])  # fmt: skip
 @pytest.mark.parametrize("error", [ValueError("x"), RequestError(-5, "x"), RemoteProtocolError("of another server")])
-async def test_what_a_callback_raises_leaves_as_it_is(
+async def test_an_exception_of_a_callback_is_raised_unchanged(
     method: str, params: JsonObject, offer: str, error: Exception
 ) -> None:
     def fail(*_: object) -> Any:
@@ -915,17 +922,17 @@ ROUND = [
 ]
 
 
-def everything(**callbacks: Any) -> Answering:
+def answering_all(**callbacks: Any) -> Answering:
     offers: dict[str, Any] = {
-        "sampling": saying(("Hi", "m")),
-        "elicitation": saying({"name": "Al"}),
-        "elicitation_url": saying(True),
+        "sampling": callback_that_returns(("Hi", "m")),
+        "elicitation": callback_that_returns({"name": "Al"}),
+        "elicitation_url": callback_that_returns(True),
         "roots": ["/a"],
     }
     return Answering(**offers | callbacks)
 
 
-def a_round(answering: Answering) -> Rounds:
+def rounds_of_call(answering: Answering) -> Rounds:
     """One call that the server has answered by the questions of `ROUND`."""
     rounds = Rounds(E, "tools/call", {"name": "t"}, answering.capabilities)
     requests = {each.key: {"method": each.method, "params": each.params} for each in ROUND}
@@ -944,31 +951,29 @@ ANSWERS: JsonObject = {
 
 
 async def test_a_round_is_answered_by_the_keys_of_its_questions() -> None:
-    answering = everything()
-    rounds = a_round(answering)
+    answering = answering_all()
+    rounds = rounds_of_call(answering)
     answers = await answering.answer_all(ROUND, terms(E), rounds.abandon)
     assert answers == ANSWERS
     assert rounds.retry(answers)["inputResponses"] == ANSWERS
 
 
-async def test_nothing_asked_is_nothing_to_answer() -> None:
-    assert await everything().answer_all([], terms(E), never) == {}
+async def test_a_round_without_questions_has_no_answers() -> None:
+    assert await answering_all().answer_all([], terms(E), never) == {}
 
 
-async def test_the_questions_of_a_round_are_worked_on_together(autojump_clock: object) -> None:
+async def test_the_questions_of_a_round_are_answered_concurrently(autojump_clock: object) -> None:
     async def slowly(_: object) -> Any:
         await trio.sleep(10)
 
     start = trio.current_time()
-    answering = everything(elicitation=slowly, elicitation_url=slowly)
+    answering = answering_all(elicitation=slowly, elicitation_url=slowly)
     await answering.answer_all(ROUND, terms(E), never)
     assert trio.current_time() == start + 10
 
 
 @pytest.mark.parametrize("error", [ValueError("x"), RequestError(-1, "no"), ExceptionGroup("x", [ValueError("y")])])
-async def test_the_first_that_fails_ends_its_round_and_says_which_it_was(
-    error: Exception, autojump_clock: object
-) -> None:
+async def test_the_first_failing_question_ends_its_round_and_is_named(error: Exception, autojump_clock: object) -> None:
     ended: list[str] = []
 
     async def fail(_: object) -> Any:
@@ -981,8 +986,8 @@ async def test_the_first_that_fails_ends_its_round_and_says_which_it_was(
         finally:
             ended.append(page.message)
 
-    answering = everything(sampling=fail, elicitation_url=wait)
-    rounds = a_round(answering)
+    answering = answering_all(sampling=fail, elicitation_url=wait)
+    rounds = rounds_of_call(answering)
     with pytest.raises(InputUnavailable) as caught:
         await answering.answer_all(ROUND, terms(E), rounds.abandon)
     assert caught.value.__cause__ is error
@@ -992,7 +997,7 @@ async def test_the_first_that_fails_ends_its_round_and_says_which_it_was(
         rounds.retry(ANSWERS)
 
 
-def divides(*_: object) -> Any:
+def divide_by_zero(*_: object) -> Any:
     return 1 / 0
 
 
@@ -1002,35 +1007,35 @@ FAILED = "the callback for {} has failed: "
 @pytest.mark.parametrize(
     ("callbacks", "why"),
     [
-        ({"sampling": divides}, FAILED.format(SAMPLE) + "ZeroDivisionError('division by zero')"),
-        ({"roots": divides}, FAILED.format(ROOTS) + "ZeroDivisionError('division by zero')"),
+        ({"sampling": divide_by_zero}, FAILED.format(SAMPLE) + "ZeroDivisionError('division by zero')"),
+        ({"roots": divide_by_zero}, FAILED.format(ROOTS) + "ZeroDivisionError('division by zero')"),
         ({"elicitation": lambda context, params: {}}, FAILED.format(ELICIT) + "TypeError(\"<lambda>() missing 1 "),
-        ({"sampling": saying(Declined())}, "the user rejected the sampling request"),
-        ({"sampling": saying("Hi")},
+        ({"sampling": callback_that_returns(Declined())}, "the user rejected the sampling request"),
+        ({"sampling": callback_that_returns("Hi")},
          "the sampling callback must return a CreateMessageResult, (text, model) or Declined"),
-        ({"elicitation": saying(Declined)},
+        ({"elicitation": callback_that_returns(Declined)},
          "the elicitation callback must return the values by field, an object with those fields, Accepted, Declined, "
          "Dismissed or None, got the class Declined"),
-        ({"elicitation": saying({"name": ["x"]})},
+        ({"elicitation": callback_that_returns({"name": ["x"]})},
          "the values of the elicitation callback do not fit the form: content/name must be of type string"),
         ({"roots": lambda: ["rel"]},
          "roots[0] must be an absolute path, such as Path(...).resolve(), or a file:// URI"),
     ],
 )  # fmt: skip
-async def test_a_round_that_has_no_answer_says_why(callbacks: dict[str, Any], why: str) -> None:
-    answering = everything(**callbacks)
+async def test_the_error_of_a_failed_round_has_the_reason(callbacks: dict[str, Any], why: str) -> None:
+    answering = answering_all(**callbacks)
     with pytest.raises(InputUnavailable) as caught:
-        await answering.answer_all(ROUND, terms(E), a_round(answering).abandon)
+        await answering.answer_all(ROUND, terms(E), rounds_of_call(answering).abandon)
     assert str(caught.value).startswith(f"tools/call was not completed: {why}")
 
 
-async def test_of_what_a_callback_raises_no_more_is_repeated_than_can_be_read() -> None:
+async def test_a_long_message_of_a_callback_exception_is_shortened() -> None:
     def fail(*_: object) -> Any:
         raise ValueError("x" * 1_000_000)
 
-    answering = everything(sampling=fail)
+    answering = answering_all(sampling=fail)
     with pytest.raises(InputUnavailable) as caught:
-        await answering.answer_all(ROUND, terms(E), a_round(answering).abandon)
+        await answering.answer_all(ROUND, terms(E), rounds_of_call(answering).abandon)
     assert len(str(caught.value)) < 350
 
 
@@ -1052,11 +1057,11 @@ async def test_a_form_is_filled_in_by_an_object_with_its_fields(values: Any) -> 
         "requestedSchema": {"type": "object", "properties": {"name": {"type": "string"}, "nick": {"type": "string"}}},
     }
     for said in (values, Accepted(values)):
-        answer = await answered(Answering(elicitation=saying(said)), ELICIT, form)
+        answer = await answered(Answering(elicitation=callback_that_returns(said)), ELICIT, form)
         assert answer == {"action": "accept", "content": {"name": "Al"}}
 
 
-async def test_what_fails_while_it_is_cancelled_is_logged_and_not_the_reason(
+async def test_an_exception_during_the_cancellation_of_a_round_is_only_logged(
     caplog: pytest.LogCaptureFixture, autojump_clock: object
 ) -> None:
     async def fail(_: object) -> Any:
@@ -1069,9 +1074,9 @@ async def test_what_fails_while_it_is_cancelled_is_logged_and_not_the_reason(
         finally:
             raise ValueError("later")
 
-    answering = everything(sampling=fail, elicitation=fail_later)
+    answering = answering_all(sampling=fail, elicitation=fail_later)
     with caplog.at_level(logging.ERROR), pytest.raises(InputUnavailable) as caught:
-        await answering.answer_all(ROUND, terms(E), a_round(answering).abandon)
+        await answering.answer_all(ROUND, terms(E), rounds_of_call(answering).abandon)
     assert str(caught.value.__cause__) == "first"
     (record,) = caplog.records
     assert record.getMessage() == "the callback for elicitation/create has failed while it was cancelled"
@@ -1080,13 +1085,13 @@ async def test_what_fails_while_it_is_cancelled_is_logged_and_not_the_reason(
 
 
 @pytest.mark.parametrize(("count", "fits"), [(100, True), (101, False)])
-async def test_nobody_is_asked_more_than_so_many_questions_at_once(count: int, fits: bool) -> None:
+async def test_the_number_of_questions_in_a_round_has_a_limit(count: int, fits: bool) -> None:
     questions = [Question(str(number), ROOTS) for number in range(count)]
     if fits:
-        assert len(await everything().answer_all(questions, terms(E), never)) == count
+        assert len(await answering_all().answer_all(questions, terms(E), never)) == count
         return
     with pytest.raises(RemoteProtocolError, match="101 questions at once; the limit is 100"):
-        await everything(roots=never).answer_all(questions, terms(E), never)
+        await answering_all(roots=never).answer_all(questions, terms(E), never)
 
 
 def test_a_round_can_be_cancelled_at_any_step() -> None:
@@ -1099,7 +1104,7 @@ def test_a_round_can_be_cancelled_at_any_step() -> None:
         return lambda *_: step_by_step(said)
 
     async def scenario(attempt: Attempt) -> None:
-        answering = everything(
+        answering = answering_all(
             sampling=steps(("Hi", "m")), elicitation=steps({"name": "Al"}), elicitation_url=steps(True)
         )
         answers = None
@@ -1109,7 +1114,7 @@ def test_a_round_can_be_cancelled_at_any_step() -> None:
             page = await answering.answer(ELICIT, PAGE, terms(D))
             assert page == {"action": "accept"}
         assert scope.cancelled_caught or answers == {key: each for key, each in ANSWERS.items() if key != "in"}
-        # Known if it was agreed to, and only then.
+        # The page is remembered exactly if the user consented.
         assert (answering.finished({"elicitationId": "1"}) is None) is scope.cancelled_caught
 
     for watch in ("the server asks", "the scenario"):
@@ -1118,10 +1123,12 @@ def test_a_round_can_be_cancelled_at_any_step() -> None:
 
 @pytest.mark.parametrize("revision", LEGACY, ids=str)
 @req("elic-04")
-def test_legacy_questions_are_asked_as_calls_of_their_own(revision: Revision) -> None:
-    """What `Answering.answer` takes is what a session hands out, and what it gives is what it takes back."""
+def test_legacy_questions_are_answered_as_separate_calls(revision: Revision) -> None:
+    """`Answering.answer` takes the calls of a session, and the session takes its results."""
     heard: list[Any] = []
-    answering = everything(sampling=saying(("Hi", "m"), heard), elicitation=saying({"name": "Al"}, heard))
+    answering = answering_all(
+        sampling=callback_that_returns(("Hi", "m"), heard), elicitation=callback_that_returns({"name": "Al"}, heard)
+    )
     pair = opened(revision, answering.capabilities)
     questions: list[Inquiry[Any]] = [ListRoots(), Sample("Hello", max_tokens=10)]
     if revision in (C, D):
@@ -1140,9 +1147,9 @@ def test_legacy_questions_are_asked_as_calls_of_their_own(revision: Revision) ->
 
 
 @req("elic-04")
-async def test_a_modern_server_is_named_to_the_callback_too() -> None:
+async def test_a_callback_gets_the_name_of_a_modern_server() -> None:
     heard: list[FormElicitationRequest] = []
-    answering = Answering(elicitation=saying(None, heard))
+    answering = Answering(elicitation=callback_that_returns(None, heard))
     pair = opened(E, answering.capabilities)
     assert pair.client.terms is not None
     await answering.answer(ELICIT, FORM, pair.client.terms)

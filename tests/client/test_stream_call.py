@@ -1,4 +1,4 @@
-"""A call that is followed: what whoever waits for its result hears, however it ends."""
+"""`Client.stream_tool`: the progress reports of a call, and its result or error, for each way in which it can end."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ async def forever(on_progress: Any) -> str:
     raise AssertionError("it ended")
 
 
-async def test_a_call_that_was_left_has_no_result_after_its_block() -> None:
+async def test_a_call_that_was_left_early_has_no_result() -> None:
     async with _stream_call(forever, "a call") as call:
         async for report in call:
             assert report.message == "begun"
@@ -31,28 +31,28 @@ async def test_a_call_that_was_left_has_no_result_after_its_block() -> None:
     assert [report async for report in call] == []
 
 
-async def test_another_task_that_waits_for_the_result_hears_that_the_call_was_left() -> None:
-    heard: list[str] = []
+async def test_a_task_that_waits_for_the_result_gets_an_error_at_the_block_end() -> None:
+    outcomes: list[str] = []
 
     async def wait(call: ToolCall[str]) -> None:
         with pytest.raises(SessionClosed) as failed:
             await call.result()
-        heard.append(str(failed.value))
+        outcomes.append(str(failed.value))
 
     async with trio.open_nursery() as nursery, _stream_call(forever, "a call") as call:
         nursery.start_soon(wait, call)
         await wait_all_tasks_blocked()
-    assert heard == ["the call was cancelled before it had a result"]
+    assert outcomes == ["the call was cancelled before it had a result"]
 
 
-async def test_what_a_call_has_failed_with_is_not_lost_with_who_only_follows_it() -> None:
+async def test_the_block_raises_the_error_of_a_call_if_no_task_has_read_it() -> None:
     async def call(on_progress: Any) -> Any:
         on_progress(1, 2, None)
         raise RequestError(-32602, "no such tool")
 
     with pytest.raises(RequestError, match="no such tool"):
-        async with _stream_call(call, "a call") as followed:
-            assert [report.progress async for report in followed] == [1]
+        async with _stream_call(call, "a call") as streamed:
+            assert [report.progress async for report in streamed] == [1]
     mine = KeyError("mine")
     with pytest.raises(KeyError) as raised:
         async with _stream_call(call, "a call"):
@@ -61,25 +61,25 @@ async def test_what_a_call_has_failed_with_is_not_lost_with_who_only_follows_it(
 
 
 @pytest.mark.parametrize("value", [None, 0, "done"])
-async def test_a_result_is_there_as_often_as_it_is_asked_for(value: Any) -> None:
+async def test_a_result_can_be_read_several_times(value: Any) -> None:
     async def call(on_progress: Any) -> Any:
         return value
 
-    async with _stream_call(call, "a call") as followed:
-        assert await followed.result() == value
-    assert await followed.result() == value
+    async with _stream_call(call, "a call") as streamed:
+        assert await streamed.result() == value
+    assert await streamed.result() == value
 
 
-async def test_a_call_that_fails_says_so_to_who_asks_and_the_block_goes_on() -> None:
+async def test_result_raises_the_error_of_the_call_and_the_block_goes_on() -> None:
     async def call(on_progress: Any) -> Any:
         raise RequestError(7, "not today")
 
-    async with _stream_call(call, "a call") as followed:
+    async with _stream_call(call, "a call") as streamed:
         with pytest.raises(RequestError, match="not today"):
-            await followed.result()
+            await streamed.result()
 
 
-async def test_the_result_of_a_followed_tool_comes_as_the_type_that_is_asked_for(autojump_clock: MockClock) -> None:
+async def test_the_result_of_a_streamed_tool_is_converted_to_the_given_type(autojump_clock: MockClock) -> None:
     async with open_client(sample_server()) as client:
         async with client.stream_tool("forecast", {"city": "Oslo"}, returns=Forecast) as call:
             assert await call.result() == Forecast("Oslo", [1, 2, 3])

@@ -1,4 +1,4 @@
-"""One server over several sessions: what is lost with one, what is made again in the next, and who hears of it."""
+"""A client over several sessions with one server: the loss of a session, its renewal, and the effect on calls."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ import pytest
 import trio
 from trio.testing import MockClock, wait_all_tasks_blocked
 
-from tests.client.http_script import URL, ReceivedRequest, ResponseWriter, ScriptedServer, scripted_server
+from tests.client.http_script import URL, ReceivedRequest, ResponseWriter, ScriptedHttpServer, scripted_server
 from tests.client.matrix import no_tasks_left, tcp_connects_to
 from tests.client.sample_server import sample_server
 from tests.http.scripted_server import A, D, E
@@ -25,43 +25,43 @@ from trio_mcp.transport import open_nursery
 
 ONE = resource_updated("r://one")
 RESULT: dict[str, Any] = {"content": [{"type": "text", "text": "done"}]}
-PAUSES = [0.0, 1.0, 2.0, 4.0, 8.0]  # before each attempt for those who listen
+PAUSES = [0.0, 1.0, 2.0, 4.0, 8.0]  # before each attempt to open a session again for subscriptions
 
 
-class Forgetful:
-    """A server that forgets its sessions when it is told to.
+class ForgetfulServer:
+    """A server that forgets its sessions when the test tells it to.
 
-    A call of "stream" is begun to be answered and no more; whatever else it is asked, it does.
+    The answer to a call of "stream" begins and does not end.  All other requests are answered.
     """
 
     def __init__(self) -> None:
         self.sessions: set[str] = set()
         self.made = 0
         self.refused = 0
-        self.asked: list[tuple[str, str]] = []  # the session, and what it was asked
+        self.received: list[tuple[str, str]] = []  # the session and the operation of each request
         self.made_at: list[float] = []
         self.capabilities: dict[str, Any] = {
             "tools": {"listChanged": True}, "resources": {"subscribe": True}, "logging": {}
         }  # fmt: skip
         self.output: dict[str, Any] = {"type": "object", "required": ["old"]}
         self.structured: dict[str, Any] = {"old": 1}
-        self.keeps = True  # the sessions that it makes
-        self.takes_level = True
+        self.keeps = True  # False: each new session is forgotten at once
+        self.accepts_level = True
         self.up = True
         self.streams: list[ResponseWriter] = []
-        self.let = trio.Event()
-        self.let.set()
+        self.may_open = trio.Event()
+        self.may_open.set()
 
     def forget(self) -> None:
         self.sessions.clear()
 
     @property
     def methods(self) -> list[str]:
-        return [what for _, what in self.asked]
+        return [operation for _, operation in self.received]
 
     async def handle(self, received: ReceivedRequest, out: ResponseWriter) -> None:
         session = received.headers.get("Mcp-Session-Id", "")
-        self.asked.append((session, received.operation))
+        self.received.append((session, received.operation))
         if received.operation == "initialize":
             await self._open(received, out)
         elif received.operation == "server/discover":
@@ -80,7 +80,7 @@ class Forgetful:
             await self._answer(received, out)
 
     async def _open(self, received: ReceivedRequest, out: ResponseWriter) -> None:
-        await self.let.wait()
+        await self.may_open.wait()
         self.made += 1
         self.made_at.append(trio.current_time())
         name = f"session-{self.made}"
@@ -97,7 +97,7 @@ class Forgetful:
     async def _answer(self, received: ReceivedRequest, out: ResponseWriter) -> None:
         if received.operation.startswith("notifications/"):
             await out.reply(202)
-        elif received.operation == "logging/setLevel" and not self.takes_level:
+        elif received.operation == "logging/setLevel" and not self.accepts_level:
             await out.json(received.error(-32603))
         elif received.operation == "tools/list":
             tool = {"name": "t", "inputSchema": {"type": "object"}, "outputSchema": self.output}
@@ -112,15 +112,15 @@ class Forgetful:
 
 
 @contextlib.asynccontextmanager
-async def forgetful(**options: Any) -> AsyncIterator[tuple[Client, Forgetful, ScriptedServer]]:
-    server = Forgetful()
+async def open_forgetful(**options: Any) -> AsyncIterator[tuple[Client, ForgetfulServer, ScriptedHttpServer]]:
+    server = ForgetfulServer()
     for name in [each for each in options if hasattr(server, each)]:
         setattr(server, name, options.pop(name))
-    async with no_tasks_left(), scripted_server(server.handle) as played:
-        with tcp_connects_to(played.connect):
+    async with no_tasks_left(), scripted_server(server.handle) as scripted:
+        with tcp_connects_to(scripted.connect):
             async with open_client(URL, **{"revision": D, **options}) as client:
                 await wait_all_tasks_blocked()
-                yield client, server, played
+                yield client, server, scripted
 
 
 async def refused(call: Callable[[], Any]) -> McpError:
@@ -129,24 +129,24 @@ async def refused(call: Callable[[], Any]) -> McpError:
     return failed.value
 
 
-async def test_a_lost_session_is_opened_anew_once_for_all_who_call(autojump_clock: MockClock) -> None:
-    async with forgetful() as (client, server, _):
+async def test_a_lost_session_is_opened_again_once_for_all_calls(autojump_clock: MockClock) -> None:
+    async with open_forgetful() as (client, server, _):
         server.forget()
         async with trio.open_nursery() as nursery:
             for _ in range(10):
                 nursery.start_soon(client.call_tool, "t")
         assert server.made == 2
-        answered = [what for session, what in server.asked if session == "session-2"]
-        assert answered.count("tools/call") == 10
+        operations = [operation for session, operation in server.received if session == "session-2"]
+        assert operations.count("tools/call") == 10
         assert client.deviations == ()
         await client.call_tool("t")
         assert server.made == 2
 
 
-async def test_a_session_that_was_lost_without_a_call_is_opened_anew_when_that_is_seen(
+async def test_a_session_lost_without_a_call_is_opened_again_when_detected(
     autojump_clock: MockClock,
 ) -> None:
-    async with forgetful() as (client, server, _):
+    async with open_forgetful() as (client, server, _):
         server.forget()
         server.streams[0].close()
         await trio.sleep(5)
@@ -154,8 +154,8 @@ async def test_a_session_that_was_lost_without_a_call_is_opened_anew_when_that_i
         assert await client.call_tool("t")
 
 
-async def test_who_may_have_been_served_is_told_and_the_client_goes_on(autojump_clock: MockClock) -> None:
-    async with forgetful() as (client, server, _):
+async def test_a_call_that_may_have_run_fails_and_the_client_goes_on(autojump_clock: MockClock) -> None:
+    async with open_forgetful() as (client, server, _):
         lost: list[McpError] = []
 
         async def call() -> None:
@@ -173,25 +173,25 @@ async def test_who_may_have_been_served_is_told_and_the_client_goes_on(autojump_
 
 
 @pytest.mark.parametrize("level", [None, "info"])
-async def test_what_was_listened_to_and_asked_for_is_asked_for_again(level: Any, autojump_clock: MockClock) -> None:
+async def test_subscriptions_and_the_log_level_are_requested_again(level: Any, autojump_clock: MockClock) -> None:
     async with (
-        forgetful(log_level=level) as (client, server, _),
-        client.listen(tools=True, resources=ONE.item) as heard,
+        open_forgetful(log_level=level) as (client, server, _),
+        client.listen(tools=True, resources=ONE.item) as changes,
     ):
         server.forget()
         await client.call_tool("t")
         await wait_all_tasks_blocked()
-        renewed = [what for session, what in server.asked if session == "session-2"]
+        renewed = [operation for session, operation in server.received if session == "session-2"]
         assert renewed.count("resources/subscribe") == 1
         assert renewed.count("logging/setLevel") == (level is not None)
-        # Anything may have happened meanwhile.
-        assert {await anext(heard), await anext(heard)} == {TOOLS_CHANGED, ONE}
+        # A change may have been missed, so each subscribed change is reported.
+        assert {await anext(changes), await anext(changes)} == {TOOLS_CHANGED, ONE}
         await server.streams[-1].event({"jsonrpc": "2.0", "method": ONE.kind.method, "params": {"uri": ONE.item}})
-        assert await anext(heard) == ONE
+        assert await anext(changes) == ONE
 
 
-async def test_what_was_learnt_of_tools_is_forgotten_with_the_session(autojump_clock: MockClock) -> None:
-    async with forgetful() as (client, server, _):
+async def test_known_tools_are_forgotten_with_the_session(autojump_clock: MockClock) -> None:
+    async with open_forgetful() as (client, server, _):
         assert [tool.name for tool in await client.list_tools()] == ["t"]
         await client.call_tool("t")
         server.output, server.structured = {"type": "object", "required": ["new"]}, {"new": 1}
@@ -201,8 +201,8 @@ async def test_what_was_learnt_of_tools_is_forgotten_with_the_session(autojump_c
         assert (await client.call_tool("t")).structured_content == {"new": 1}
 
 
-async def test_what_was_learnt_of_tools_is_forgotten_when_they_change(autojump_clock: MockClock) -> None:
-    async with forgetful() as (client, server, _):
+async def test_known_tools_are_forgotten_when_they_change(autojump_clock: MockClock) -> None:
+    async with open_forgetful() as (client, server, _):
         assert [tool.name for tool in await client.list_tools()] == ["t"]
         server.structured = {"new": 1}
         await server.streams[0].event({"jsonrpc": "2.0", "method": TOOLS_CHANGED.kind.method})
@@ -210,10 +210,10 @@ async def test_what_was_learnt_of_tools_is_forgotten_when_they_change(autojump_c
         assert (await client.call_tool("t")).structured_content == {"new": 1}
 
 
-async def test_what_was_learnt_of_tools_is_forgotten_when_a_change_may_have_been_missed(
+async def test_known_tools_are_forgotten_when_a_change_may_have_been_missed(
     autojump_clock: MockClock,
 ) -> None:
-    async with forgetful() as (client, server, _):
+    async with open_forgetful() as (client, server, _):
         assert [tool.name for tool in await client.list_tools()] == ["t"]
         server.structured = {"new": 1}
         server.streams[0].close()
@@ -223,13 +223,13 @@ async def test_what_was_learnt_of_tools_is_forgotten_when_a_change_may_have_been
         assert (await client.call_tool("t")).structured_content == {"new": 1}
 
 
-async def test_who_calls_hears_at_once_that_there_is_no_new_session_and_may_call_again(
+async def test_calls_fail_at_once_without_a_new_session_and_can_be_repeated(
     autojump_clock: MockClock,
 ) -> None:
-    async with forgetful() as (client, server, played):
+    async with open_forgetful() as (client, server, scripted):
         server.forget()
-        played.refuses_connections = True
-        for link in played.connections:
+        scripted.refuses_connections = True
+        for link in scripted.connections:
             link.close()
         await trio.sleep(100)
         for _ in range(3):
@@ -237,49 +237,49 @@ async def test_who_calls_hears_at_once_that_there_is_no_new_session_and_may_call
             error = await refused(lambda: client.call_tool("t"))
             assert isinstance(error, ConnectionFailed | SessionClosed)
             assert trio.current_time() == start
-        played.refuses_connections = False
+        scripted.refuses_connections = False
         assert await client.call_tool("t")
         assert server.made == 2
 
 
-async def test_who_listens_hears_again_when_the_server_has_come_back(autojump_clock: MockClock) -> None:
-    async with forgetful() as (client, server, played):
+async def test_a_subscription_resumes_when_the_server_is_back(autojump_clock: MockClock) -> None:
+    async with open_forgetful() as (client, server, scripted):
         async with client.listen(tools=True) as changes:
             server.forget()
-            server.let = trio.Event()
+            server.may_open = trio.Event()
             with trio.move_on_after(0):
                 await client.call_tool("t")
-            played.refuses_connections = True
-            for link in played.connections:
+            scripted.refuses_connections = True
+            for link in scripted.connections:
                 link.close()
             await trio.sleep(5)
-            played.refuses_connections = False
-            server.let.set()
+            scripted.refuses_connections = False
+            server.may_open.set()
             with trio.fail_after(60):
                 assert await anext(changes) == TOOLS_CHANGED
         assert await client.call_tool("t")
 
 
-async def test_who_listens_hears_in_the_end_that_the_server_does_not_come_back(autojump_clock: MockClock) -> None:
-    async with forgetful() as (client, server, played), client.listen(tools=True) as changes:
+async def test_a_subscription_ends_if_the_server_does_not_come_back(autojump_clock: MockClock) -> None:
+    async with open_forgetful() as (client, server, scripted), client.listen(tools=True) as changes:
         server.forget()
         assert await client.call_tool("t")  # a session is lost
         assert await anext(changes) == TOOLS_CHANGED
-        await trio.sleep(40)  # a session has held, and its connections are still open
+        await trio.sleep(40)  # the session has lasted, and its connections are still open
         server.forget()
-        played.refuses_connections = True
+        scripted.refuses_connections = True
         start = trio.current_time()
         assert isinstance(await refused(client.ping), SessionClosed)
         with pytest.raises(SessionClosed) as closed:
             await anext(changes)
         assert isinstance(closed.value.__cause__, ConnectionFailed)
         assert trio.current_time() - start <= sum(PAUSES) + 30
-        played.refuses_connections = False
-        assert await client.call_tool("t")  # and still the client is good
+        scripted.refuses_connections = False
+        assert await client.call_tool("t")  # the client still works
 
 
-async def test_a_server_that_loses_every_session_at_once_is_not_asked_without_end(autojump_clock: MockClock) -> None:
-    async with forgetful(keeps=False) as (client, server, _):
+async def test_opening_again_ends_if_the_server_loses_each_session_at_once(autojump_clock: MockClock) -> None:
+    async with open_forgetful(keeps=False) as (client, server, _):
         async with client.listen(resources="r://one") as changes:
             server.forget()
             start = trio.current_time()
@@ -297,15 +297,15 @@ async def test_a_server_that_loses_every_session_at_once_is_not_asked_without_en
         assert await client.call_tool("t")
 
 
-async def test_a_level_is_asked_for_also_if_the_session_is_lost_by_it(autojump_clock: MockClock) -> None:
-    async with forgetful() as (client, server, _):
+async def test_a_log_level_is_set_also_if_the_session_is_lost_by_the_request(autojump_clock: MockClock) -> None:
+    async with open_forgetful() as (client, server, _):
         server.forget()
         await client.set_log_level("info")
-        assert ("session-2", "logging/setLevel") in server.asked
+        assert ("session-2", "logging/setLevel") in server.received
 
 
-async def test_sessions_that_have_held_may_be_lost_any_number_of_times(autojump_clock: MockClock) -> None:
-    async with forgetful() as (client, server, _), client.listen(tools=True) as changes:
+async def test_sessions_that_have_lasted_may_be_lost_any_number_of_times(autojump_clock: MockClock) -> None:
+    async with open_forgetful() as (client, server, _), client.listen(tools=True) as changes:
         for number in range(2, 10):
             await trio.sleep(60)
             server.forget()
@@ -314,36 +314,36 @@ async def test_sessions_that_have_held_may_be_lost_any_number_of_times(autojump_
             assert server.made == number
 
 
-async def test_calls_do_not_wait_for_ever_for_a_server_to_take_the_end_of_the_handshake(
+async def test_the_wait_for_the_end_of_the_handshake_is_bounded(
     autojump_clock: MockClock,
 ) -> None:
-    server = Forgetful()
+    server = ForgetfulServer()
 
     async def handle(received: ReceivedRequest, out: ResponseWriter) -> None:
         if received.operation == "notifications/initialized":
             await out.wait_for_close()
         await server.handle(received, out)
 
-    async with no_tasks_left(), scripted_server(handle) as played:
-        with tcp_connects_to(played.connect):
+    async with no_tasks_left(), scripted_server(handle) as scripted:
+        with tcp_connects_to(scripted.connect):
             async with open_client(URL, revision=D) as client:
                 start = trio.current_time()
                 assert await client.call_tool("t")
                 assert trio.current_time() == start + 30
                 (mistake,) = client.deviations
                 assert "notifications/initialized" in mistake
-                assert played.operations.count("notifications/initialized") == 4
+                assert scripted.operations.count("notifications/initialized") == 4
 
 
-async def test_closing_ends_a_renewal_and_all_who_wait_for_it(autojump_clock: MockClock) -> None:
-    async with forgetful() as (client, server, _), trio.open_nursery() as nursery:
+async def test_closing_ends_a_renewal_and_all_calls_that_wait_for_it(autojump_clock: MockClock) -> None:
+    async with open_forgetful() as (client, server, _), trio.open_nursery() as nursery:
         errors: list[McpError] = []
 
         async def call() -> None:
             errors.append(await refused(lambda: client.call_tool("t")))
 
         server.forget()
-        server.let = trio.Event()
+        server.may_open = trio.Event()
         nursery.start_soon(call)
         nursery.start_soon(call)
         await wait_all_tasks_blocked()
@@ -354,8 +354,8 @@ async def test_closing_ends_a_renewal_and_all_who_wait_for_it(autojump_clock: Mo
         assert [type(error) for error in errors] == [SessionClosed, SessionClosed]
 
 
-async def test_a_server_that_refuses_the_level_that_it_declared_is_told_of(autojump_clock: MockClock) -> None:
-    async with forgetful(log_level="info", takes_level=False) as (client, server, _):
+async def test_a_refused_log_level_that_was_declared_is_a_deviation(autojump_clock: MockClock) -> None:
+    async with open_forgetful(log_level="info", accepts_level=False) as (client, server, _):
         assert any("level" in each for each in client.deviations)
         assert await client.call_tool("t")
         with pytest.raises(RequestError):
@@ -367,8 +367,8 @@ async def test_a_server_that_refuses_the_level_that_it_declared_is_told_of(autoj
 
 
 @pytest.mark.parametrize("how", ["silent", "500", "202", "401", "refused"])
-async def test_whatever_a_server_makes_of_the_level_it_is_of_use(how: str, autojump_clock: MockClock) -> None:
-    server = Forgetful()
+async def test_the_client_works_with_any_reply_to_the_log_level(how: str, autojump_clock: MockClock) -> None:
+    server = ForgetfulServer()
 
     async def handle(received: ReceivedRequest, out: ResponseWriter) -> None:
         if received.operation != "logging/setLevel":
@@ -381,26 +381,26 @@ async def test_whatever_a_server_makes_of_the_level_it_is_of_use(how: str, autoj
             await out.reply(int(how))
 
     start = trio.current_time()
-    async with no_tasks_left(), scripted_server(handle) as played:
-        with tcp_connects_to(played.connect):
+    async with no_tasks_left(), scripted_server(handle) as scripted:
+        with tcp_connects_to(scripted.connect):
             async with open_client(URL, revision=D, log_level="info") as client:
                 await wait_all_tasks_blocked()
                 server.forget()
                 assert await client.call_tool("t")
                 await wait_all_tasks_blocked()
                 assert trio.current_time() - start == (3 if how == "silent" else 0)
-                assert played.operations.count("logging/setLevel") == 2
+                assert scripted.operations.count("logging/setLevel") == 2
                 about = [each for each in client.deviations if "but refused the log level" in each]
                 assert len(about) == (0 if how == "silent" else 2)
             assert client.deviations == tuple(about)
 
 
-class Streaming:
-    """A server of HTTP+SSE, whose sessions are as long as their streams."""
+class StreamingServer:
+    """A server over HTTP+SSE: a session ends with its stream."""
 
     def __init__(self) -> None:
         self.streams: list[ResponseWriter] = []
-        self.heard: list[str] = []
+        self.operations: list[str] = []
 
     async def handle(self, received: ReceivedRequest, out: ResponseWriter) -> None:
         if received.method == "GET":
@@ -411,7 +411,7 @@ class Streaming:
         elif received.target != "/post":
             await out.reply(405)
         else:
-            self.heard.append(received.operation)
+            self.operations.append(received.operation)
             await out.reply(202)
             if received.operation == "initialize":
                 capabilities = {"tools": {"listChanged": True}}
@@ -422,10 +422,10 @@ class Streaming:
                 await self.streams[-1].event(received.answer(RESULT))
 
 
-async def test_a_session_that_has_ended_with_its_event_stream_is_opened_anew(autojump_clock: MockClock) -> None:
-    server = Streaming()
-    async with no_tasks_left(), scripted_server(server.handle) as played:
-        with tcp_connects_to(played.connect):
+async def test_a_session_that_ends_with_its_event_stream_is_opened_again(autojump_clock: MockClock) -> None:
+    server = StreamingServer()
+    async with no_tasks_left(), scripted_server(server.handle) as scripted:
+        with tcp_connects_to(scripted.connect):
             async with open_client(URL, revision=A) as client, client.listen(tools=True) as changes:
                 await client.call_tool("t")
                 async with trio.open_nursery() as nursery:
@@ -440,14 +440,14 @@ async def test_a_session_that_has_ended_with_its_event_stream_is_opened_anew(aut
                     await wait_all_tasks_blocked()
                     await server.streams[-1].end()
                 assert await client.call_tool("t")
-                assert await wait_or_fail(changes.__anext__, "what may have been missed") == TOOLS_CHANGED
-                assert server.heard.count("initialize") == len(server.streams) == 2
+                assert await wait_or_fail(changes.__anext__, "a missed change") == TOOLS_CHANGED
+                assert server.operations.count("initialize") == len(server.streams) == 2
 
 
-async def test_a_stream_that_is_cut_again_and_again_is_heard_again_and_each_gap_is_told(
+async def test_a_stream_that_is_cut_repeatedly_resumes_and_reports_each_gap(
     autojump_clock: MockClock,
 ) -> None:
-    server = Forgetful()
+    server = ForgetfulServer()
 
     async def handle(received: ReceivedRequest, out: ResponseWriter) -> None:
         if received.operation != "GET":
@@ -460,8 +460,8 @@ async def test_a_stream_that_is_cut_again_and_again_is_heard_again_and_each_gap_
         out.close()
 
     told: list[float] = []
-    async with no_tasks_left(), scripted_server(handle) as played:
-        with tcp_connects_to(played.connect):
+    async with no_tasks_left(), scripted_server(handle) as scripted:
+        with tcp_connects_to(scripted.connect):
             async with open_client(URL, revision=D) as client, client.listen(tools=True) as changes:
                 start = trio.current_time()
                 with trio.move_on_after(3600):
@@ -472,10 +472,10 @@ async def test_a_stream_that_is_cut_again_and_again_is_heard_again_and_each_gap_
 
 
 @pytest.mark.parametrize("status", [404, 405, 400])
-async def test_who_listens_to_a_server_that_has_no_stream_for_that_is_told(
+async def test_listening_to_a_server_without_an_event_stream_is_an_error(
     status: int, autojump_clock: MockClock
 ) -> None:
-    server = Forgetful()
+    server = ForgetfulServer()
 
     async def handle(received: ReceivedRequest, out: ResponseWriter) -> None:
         if received.operation == "GET":
@@ -483,8 +483,8 @@ async def test_who_listens_to_a_server_that_has_no_stream_for_that_is_told(
         else:
             await server.handle(received, out)
 
-    async with no_tasks_left(), scripted_server(handle) as played:
-        with tcp_connects_to(played.connect):
+    async with no_tasks_left(), scripted_server(handle) as scripted:
+        with tcp_connects_to(scripted.connect):
             async with open_client(URL, revision=D) as client:
                 for _ in range(2):
                     with pytest.raises(SubscriptionUnsupported):
@@ -496,9 +496,7 @@ async def test_who_listens_to_a_server_that_has_no_stream_for_that_is_told(
 
 @req("ver-10")
 @pytest.mark.parametrize("sse", [False, True])
-async def test_what_a_server_was_found_to_be_is_remembered_until_it_proves_wrong(
-    sse: bool, autojump_clock: MockClock
-) -> None:
+async def test_the_era_of_a_server_is_remembered_until_it_proves_wrong(sse: bool, autojump_clock: MockClock) -> None:
     options: dict[str, Any] = {"sse_path": "/sse", "message_path": "/messages"} if sse else {}
     url = "http://127.0.0.1:3000/sse" if sse else URL
 
@@ -508,7 +506,7 @@ async def test_what_a_server_was_found_to_be_is_remembered_until_it_proves_wrong
 
     old, new = MemoryListener(), MemoryListener()
     with tcp_connects_to(old.connect):
-        async with serving(sample_server(revisions=[D]), old, **options):
+        async with serve_in_memory(sample_server(revisions=[D]), old, **options):
             first, second = await tried(), await tried()
             assert first[0] == f"server/discover in {E}"
             assert f"server/discover in {E}" not in second
@@ -516,17 +514,17 @@ async def test_what_a_server_was_found_to_be_is_remembered_until_it_proves_wrong
             await trio.sleep(601)
             assert await tried() == first
     with tcp_connects_to(new.connect):
-        async with serving(sample_server(revisions=[E]), new, path="/sse" if sse else "/mcp"):
+        async with serve_in_memory(sample_server(revisions=[E]), new, path="/sse" if sse else "/mcp"):
             assert (await tried())[-1] == f"server/discover in {E}"
             assert len(await tried()) == 1
 
 
-async def test_a_server_that_was_not_asked_for_the_modern_era_is_not_known_to_be_an_old_one(
+async def test_a_pinned_legacy_revision_is_not_remembered_as_the_era_of_the_server(
     autojump_clock: MockClock,
 ) -> None:
     listener = MemoryListener()
     with tcp_connects_to(listener.connect):
-        async with serving(sample_server(), listener):
+        async with serve_in_memory(sample_server(), listener):
             async with open_client(URL, revision=D) as client:
                 assert client.revision == D
             async with open_client(URL) as client:
@@ -534,7 +532,7 @@ async def test_a_server_that_was_not_asked_for_the_modern_era_is_not_known_to_be
 
 
 @contextlib.asynccontextmanager
-async def serving(server: Any, listener: MemoryListener, **options: Any) -> AsyncIterator[None]:
+async def serve_in_memory(server: Any, listener: MemoryListener, **options: Any) -> AsyncIterator[None]:
     async with open_nursery() as nursery:
         await nursery.start(
             lambda task_status: serve_http(
@@ -544,7 +542,7 @@ async def serving(server: Any, listener: MemoryListener, **options: Any) -> Asyn
         yield
 
 
-async def test_a_server_that_was_started_anew_is_met_again(autojump_clock: MockClock) -> None:
+async def test_a_client_works_after_a_restart_of_the_server(autojump_clock: MockClock) -> None:
     listeners = [MemoryListener()]
     with tcp_connects_to(lambda: listeners[-1].connect()):
         async with no_tasks_left(), open_nursery() as nursery:
@@ -563,12 +561,12 @@ async def test_a_server_that_was_started_anew_is_met_again(autojump_clock: MockC
 
 async def _serve(listener: MemoryListener, task_status: trio.TaskStatus[trio.CancelScope]) -> None:
     with trio.CancelScope() as scope:
-        async with serving(sample_server(), listener):
+        async with serve_in_memory(sample_server(), listener):
             task_status.started(scope)
             await trio.sleep_forever()
 
 
-async def _lose_one(server: Forgetful, client: Client) -> None:
+async def _lose_one(server: ForgetfulServer, client: Client) -> None:
     async with client.listen(resources=ONE.item) as changes:
         server.forget()
         await client.call_tool("t")
@@ -577,14 +575,14 @@ async def _lose_one(server: Forgetful, client: Client) -> None:
 
 def test_a_session_may_be_lost_and_the_client_cancelled_at_any_step() -> None:
     async def scenario(attempt: Attempt) -> None:
-        server = Forgetful()
-        async with scripted_server(server.handle) as played:
-            with tcp_connects_to(played.connect), attempt.window():
+        server = ForgetfulServer()
+        async with scripted_server(server.handle) as scripted:
+            with tcp_connects_to(scripted.connect), attempt.window():
                 async with open_client(URL, revision=D, log_level="info") as client:
                     await _lose_one(server, client)
             await wait_all_tasks_blocked()
-            # Each was ended, but for one that the client was not told of any more.
-            assert not server.sessions & {session for session, _ in server.asked}
+            # The client has ended each session, except one of which it did not learn any more.
+            assert not server.sessions & {session for session, _ in server.received}
 
     assert cancel_at_each_step(scenario, watch="the scenario") > 5
     assert cancel_at_each_step(scenario, watch="a client") > 1
@@ -595,9 +593,9 @@ def test_a_session_may_be_lost_at_any_step() -> None:
     outcomes = set()
 
     async def scenario(attempt: Attempt) -> None:
-        server = Forgetful()
-        async with scripted_server(server.handle) as played:
-            with tcp_connects_to(played.connect):
+        server = ForgetfulServer()
+        async with scripted_server(server.handle) as scripted:
+            with tcp_connects_to(scripted.connect):
                 async with open_client(URL, revision=D) as client, client.listen(resources=ONE.item) as changes:
                     with attempt.window(server.forget):
                         try:
@@ -607,7 +605,7 @@ def test_a_session_may_be_lost_at_any_step() -> None:
                             outcomes.add(f"may have run: {error.request_may_have_run}")
                     if attempt.fired:
                         await client.call_tool("t")
-                        await wait_or_fail(changes.__anext__, "what was missed")
+                        await wait_or_fail(changes.__anext__, "a missed change")
                     assert server.made == 1 + attempt.fired
 
     assert cancel_at_each_step(scenario, watch=any_task) > 5
@@ -615,14 +613,12 @@ def test_a_session_may_be_lost_at_any_step() -> None:
     assert "may have run: False" not in outcomes
 
 
-async def test_nobody_waits_for_ever_for_a_session_to_open(
-    autojump_clock: MockClock, caplog: pytest.LogCaptureFixture
-) -> None:
+async def test_opening_a_session_has_a_timeout(autojump_clock: MockClock, caplog: pytest.LogCaptureFixture) -> None:
     async def handle(received: ReceivedRequest, out: ResponseWriter) -> None:
         await out.wait_for_close()
 
-    async with no_tasks_left(), scripted_server(handle) as played:
-        with tcp_connects_to(played.connect):
+    async with no_tasks_left(), scripted_server(handle) as scripted:
+        with tcp_connects_to(scripted.connect):
             start = trio.current_time()
             with pytest.raises(HandshakeError, match="in time, which was 300 seconds; use a cancel scope"):
                 async with open_client(URL):

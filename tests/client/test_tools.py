@@ -1,4 +1,4 @@
-"""What a tool's result becomes for whoever asks for a type, and what is known of tools without asking twice."""
+"""`ReturnType` converts the result of a tool to a type; `KnownTools` keeps the listed tools."""
 
 from __future__ import annotations
 
@@ -61,7 +61,7 @@ def boxed(value: Any, *content: Any) -> CallToolResult:
 @pytest.mark.parametrize(
     ("hint", "said", "value"),
     [
-        # As the official servers have it: whatever is no object, and any union, is in an object with one member.
+        # The official servers wrap each value that is not an object, and each union, into an object with one member.
         (int, boxed(3), 3),
         (int | None, boxed(3), 3),
         (Optional[int], boxed(None, "null"), None),  # noqa: UP045  # both ways to write it
@@ -72,7 +72,7 @@ def boxed(value: Any, *content: Any) -> CallToolResult:
         (Point | Boxed, boxed({"result": 2}), Boxed(2)),
         (list[Point], boxed([{"x": 1}]), [Point(1)]),
         (None, boxed(None), None),
-        # What fits as it came is taken so.
+        # A value that fits the type is not unwrapped.
         (Boxed, boxed(3), Boxed(3)),
         (Point | Boxed, boxed(3), Boxed(3)),
         (dict[str, int], boxed(3), {"result": 3}),
@@ -107,7 +107,7 @@ def boxed(value: Any, *content: Any) -> CallToolResult:
     ],
     ids=shortly,
 )
-def test_a_result_is_a_value_of_the_type_wherever_the_server_has_put_it(
+def test_a_result_is_converted_to_the_type_from_each_place_in_a_result(
     hint: Any, said: CallToolResult, value: Any
 ) -> None:
     assert ReturnType(hint).value("t", said) == value
@@ -135,72 +135,72 @@ def test_a_result_is_a_value_of_the_type_wherever_the_server_has_put_it(
     ids=shortly,
 )
 @req("tool-08")
-def test_what_is_no_such_value_is_an_error_that_says_what_to_do(hint: Any, said: CallToolResult, why: str) -> None:
+def test_a_result_that_does_not_fit_the_type_is_an_error_with_advice(hint: Any, said: CallToolResult, why: str) -> None:
     with pytest.raises(RemoteProtocolError, match=why):
         ReturnType(hint).value("t", said)
 
 
-def test_a_tool_that_has_failed_has_no_value() -> None:
+def test_a_failed_tool_raises_instead_of_a_value() -> None:
     with pytest.raises(ToolFailed, match="out of bread"):
         ReturnType(str).value("t", result("out of bread", is_error=True))
 
 
 @pytest.mark.parametrize("hint", [[int], object(), {int: str}, lambda: None])
-def test_what_is_no_type_is_said_to_be_none(hint: Any) -> None:
+def test_an_invalid_type_is_refused(hint: Any) -> None:
     with pytest.raises(UsageError, match="returns"):
         ReturnType(hint)
 
 
-async def test_a_tool_is_looked_for_once_until_the_list_may_have_changed() -> None:
-    book, walks = KnownTools(lambda why: None), list[int]()
+async def test_tools_are_listed_once_until_the_list_may_have_changed() -> None:
+    known, listings = KnownTools(lambda why: None), list[int]()
 
-    async def walk() -> None:
-        walks.append(len(walks))
-        book.add([Tool("listed", {"type": "object"})], mirroring=False)
+    async def list_tools() -> None:
+        listings.append(len(listings))
+        known.add([Tool("listed", {"type": "object"})], mirroring=False)
 
     for name in ("listed", "unlisted", "unlisted", "another"):
-        await book.ensure_listed(name, walk)
-    assert len(walks) == 1
-    book.forget()
+        await known.ensure_listed(name, list_tools)
+    assert len(listings) == 1
+    known.forget()
     for name in ("unlisted", "listed"):
-        await book.ensure_listed(name, walk)
-    assert len(walks) == 2
+        await known.ensure_listed(name, list_tools)
+    assert len(listings) == 2
 
 
-async def test_a_list_that_changes_while_it_is_walked_is_walked_again() -> None:
-    book, walks = KnownTools(lambda why: None), list[int]()
+async def test_a_list_that_changes_while_it_is_read_is_read_again() -> None:
+    known, listings = KnownTools(lambda why: None), list[int]()
 
-    async def walk() -> None:
-        walks.append(len(walks))
-        if len(walks) == 1:
-            book.forget()
+    async def list_tools() -> None:
+        listings.append(len(listings))
+        if len(listings) == 1:
+            known.forget()
 
     for _ in range(3):
-        await book.ensure_listed("unlisted", walk)
-    assert len(walks) == 2
+        await known.ensure_listed("unlisted", list_tools)
+    assert len(listings) == 2
 
 
 @pytest.mark.parametrize(
     "error", [RequestError(-32603, "no list"), RemoteProtocolError("no list"), SessionClosed("no list")]
 )
-async def test_tools_that_cannot_be_listed_are_called_all_the_same(error: Exception) -> None:
+async def test_tools_can_be_called_if_listing_them_fails(error: Exception) -> None:
     mistakes: list[str] = []
-    book, walks = KnownTools(mistakes.append), list[int]()
+    known, listings = KnownTools(mistakes.append), list[int]()
 
-    async def walk() -> None:
-        walks.append(len(walks))
+    async def list_tools() -> None:
+        listings.append(len(listings))
         raise error
 
     for _ in range(2):
-        await book.ensure_listed("t", walk)
-    assert len(walks) == 2  # another time it may be possible
+        await known.ensure_listed("t", list_tools)
+    assert len(listings) == 2  # the next attempt may succeed
     assert all("listing the tools failed" in each and "no list" in each for each in mistakes)
     assert len(mistakes) == 2
 
 
-async def test_what_our_own_side_did_wrong_is_raised_where_tools_are_looked_for() -> None:
-    async def walk() -> None:
+async def test_a_usage_error_during_the_listing_of_tools_is_raised() -> None:
+    async def list_tools() -> None:
         raise UsageError("the function given as headers raised an exception")
 
     with pytest.raises(UsageError):
-        await KnownTools(lambda why: None).ensure_listed("t", walk)
+        await KnownTools(lambda why: None).ensure_listed("t", list_tools)

@@ -1,4 +1,4 @@
-"""Listening: a block hears what it asked for, in both eras, through gaps and to the end, and leaves nothing behind."""
+"""Subscriptions: a block gets its changes, in both eras, through gaps and until the end, and leaves no subscription."""
 
 from __future__ import annotations
 
@@ -42,8 +42,8 @@ ERAS = pytest.mark.parametrize("revision", [OLD, LATEST])
 PAUSES = [0.0, 1.0, 2.0, 4.0, 8.0]  # seconds before each attempt on the same session
 
 
-class Ear(Recorder):
-    """The talk of one client, through all its sessions."""
+class Subscriber(Recorder):
+    """The message handler of one client, for all its sessions."""
 
     def __init__(self, limits: Limits | None = None) -> None:
         super().__init__()
@@ -51,7 +51,7 @@ class Ear(Recorder):
 
     def notice(self, notice: Notice) -> None:
         super().notice(notice)
-        self.listening.receive(notice)  # or nobody does
+        self.listening.receive(notice)
 
     def connection_lost(self, failure: McpError) -> None:
         super().connection_lost(failure)
@@ -59,15 +59,15 @@ class Ear(Recorder):
 
 
 @contextlib.asynccontextmanager
-async def served(revision: str, **options: Any) -> AsyncIterator[tuple[SubscriptionManager, Server, Ear]]:
-    """A client that listens to a server of ours with everything in it."""
-    ear, server = Ear(), everything()
-    async with open_link(server, revision, recorder=ear, **options) as link:
-        ear.listening.attach(link.caller)
-        yield ear.listening, server, ear
+async def open_real(revision: str, **options: Any) -> AsyncIterator[tuple[SubscriptionManager, Server, Subscriber]]:
+    """A client and a server with all kinds of changes."""
+    subscriber, server = Subscriber(), changing_server()
+    async with open_link(server, revision, recorder=subscriber, **options) as link:
+        subscriber.listening.attach(link.caller)
+        yield subscriber.listening, server, subscriber
 
 
-def everything() -> Server:
+def changing_server() -> Server:
     server = Server("changing", capabilities=("tools", "prompts", "resources"), change_debounce=0)
     server.add_resource(Resource("one", "r://one"), lambda ctx, uri: "one")
     server.add_resource(Resource("two", "r://two"), lambda ctx, uri: "two")
@@ -75,32 +75,32 @@ def everything() -> Server:
 
 
 @contextlib.asynccontextmanager
-async def played(
+async def open_scripted(
     revision: str, capabilities: Object = EVERYTHING, *, limits: Limits | None = None
 ) -> AsyncIterator[tuple[SubscriptionManager, Link, Peer]]:
-    """A client that listens to a server that the test plays."""
-    ear = Ear(limits)
-    async with open_scripted_link(revision, capabilities, recorder=ear) as (link, peer):
-        ear.listening.attach(link.caller)
-        yield ear.listening, link, peer
+    """A client and a server that the test controls."""
+    subscriber = Subscriber(limits)
+    async with open_scripted_link(revision, capabilities, recorder=subscriber) as (link, peer):
+        subscriber.listening.attach(link.caller)
+        yield subscriber.listening, link, peer
 
 
-def heard(changes: Subscription) -> list[ChangeEvent]:
-    """What waits to be taken."""
+def unread(changes: Subscription) -> list[ChangeEvent]:
+    """The changes that are not taken yet."""
     return list(changes._unread)
 
 
-async def taken(changes: Subscription, count: int) -> list[ChangeEvent]:
+async def take_changes(changes: Subscription, count: int) -> list[ChangeEvent]:
     return [await wait_or_fail(changes.__anext__, "a change") for _ in range(count)]
 
 
 class Block:
-    """A block in a task of its own, which takes what there is until it ends, or until `leave` is set."""
+    """A block in a task of its own, which takes each change until the block ends."""
 
-    def __init__(self, listening: SubscriptionManager, *asked: ChangeEvent) -> None:
-        self.asked = asked
+    def __init__(self, listening: SubscriptionManager, *requested: ChangeEvent) -> None:
+        self.requested = requested
         self.changes: Subscription | None = None
-        self.heard: list[ChangeEvent] = []
+        self.received: list[ChangeEvent] = []
         self.failure: BaseException | None = None
         self.entered, self.over = trio.Event(), trio.Event()
         self.scope = trio.CancelScope()
@@ -109,10 +109,10 @@ class Block:
     async def run(self) -> None:
         try:
             with self.scope:
-                async with self._listening.listen(*self.asked) as self.changes:
+                async with self._listening.listen(*self.requested) as self.changes:
                     self.entered.set()
                     async for change in self.changes:
-                        self.heard.append(change)
+                        self.received.append(change)
         except McpError as error:
             self.failure = error
         self.over.set()
@@ -126,17 +126,17 @@ class Block:
     async def ended(self) -> list[ChangeEvent]:
         await wait_or_fail(self.over.wait, "the end of a block")
         assert self.failure is None
-        return self.heard
+        return self.received
 
 
 @contextlib.asynccontextmanager
-async def blocks(listening: SubscriptionManager, *asked: tuple[ChangeEvent, ...]) -> AsyncIterator[list[Block]]:
-    """Blocks that run beside the test."""
-    made = [Block(listening, *each) for each in asked]
+async def blocks(listening: SubscriptionManager, *requested: tuple[ChangeEvent, ...]) -> AsyncIterator[list[Block]]:
+    """Blocks that run concurrently with the test."""
+    made = [Block(listening, *each) for each in requested]
     async with trio.open_nursery() as nursery:
         for each in made:
             nursery.start_soon(each.run)
-            await wait_all_tasks_blocked()  # so that they ask in order
+            await wait_all_tasks_blocked()  # so that they subscribe in order
         yield made
         nursery.cancel_scope.cancel()
 
@@ -148,7 +148,7 @@ async def acknowledge(peer: Peer, request: Object, filter: Object | None = None)
 
 
 async def agree(peer: Peer, revision: str, uris: tuple[str, ...] = ()) -> list[Object]:
-    """Agree to whatever one block has asked for."""
+    """Agree to the request of one block."""
     if revision == LATEST:
         request = await peer.take(LISTEN)
         await acknowledge(peer, request)
@@ -160,7 +160,7 @@ async def agree(peer: Peer, revision: str, uris: tuple[str, ...] = ()) -> list[O
     return requests
 
 
-async def tell(peer: Peer, change: ChangeEvent, subscription: Object | None = None) -> None:
+async def send_change(peer: Peer, change: ChangeEvent, subscription: Object | None = None) -> None:
     await peer.send(
         {
             "method": change.kind.method,
@@ -170,53 +170,53 @@ async def tell(peer: Peer, change: ChangeEvent, subscription: Object | None = No
     await wait_all_tasks_blocked()
 
 
-# With a server of ours.
+# With a real server.
 
 
 @req("sub-06", "sub-07", "sub-12", "res-21")
 @every_revision
-async def test_each_block_hears_what_it_asked_for_until_it_is_left(revision: str, autojump_clock: MockClock) -> None:
-    async with served(revision) as (listening, server, ear):
+async def test_each_block_gets_its_changes_until_it_is_left(revision: str, autojump_clock: MockClock) -> None:
+    async with open_real(revision) as (listening, server, subscriber):
         async with listening.listen(tools=True, resources=["r://one"]) as changes:
             async with listening.listen(RESOURCES_CHANGED, resources=("r://one", "r://two")) as others:
                 assert changes.missing == others.missing == ()
                 server.notify_list_changed("tools", "prompts", "resources")
                 server.notify_resource_updated("r://one")
                 server.notify_resource_updated("r://two")
-                assert set(await taken(changes, 2)) == {TOOLS_CHANGED, ONE}
-                assert set(await taken(others, 3)) == {RESOURCES_CHANGED, ONE, TWO}
+                assert set(await take_changes(changes, 2)) == {TOOLS_CHANGED, ONE}
+                assert set(await take_changes(others, 3)) == {RESOURCES_CHANGED, ONE, TWO}
             await trio.sleep(1)
             server.notify_resource_updated("r://two")
             server.notify_resource_updated("r://one")
             await trio.sleep(1)
-            assert heard(changes) == [ONE]
-            assert heard(others) == []
+            assert unread(changes) == [ONE]
+            assert unread(others) == []
         await trio.sleep(1)
-        before = len(ear.notices)
+        before = len(subscriber.notices)
         server.notify_resource_updated("r://one")
         await trio.sleep(1)
-        assert len(ear.notices) == before  # the server does not even tell of it
-        assert ear.mistakes == []
+        assert len(subscriber.notices) == before  # the server does not send it
+        assert subscriber.mistakes == []
 
 
 @every_revision
-async def test_what_happens_again_before_it_is_taken_is_told_once(revision: str, autojump_clock: MockClock) -> None:
+async def test_a_repeated_change_is_reported_once_until_it_is_taken(revision: str, autojump_clock: MockClock) -> None:
     async with (
-        served(revision) as (listening, server, ear),
+        open_real(revision) as (listening, server, subscriber),
         listening.listen(tools=True, resources="r://one") as changes,
     ):
         for _ in range(5):
             server.notify_resource_updated("r://one")
             server.notify_list_changed("tools")
             await trio.sleep(1)
-        assert heard(changes) == [ONE, TOOLS_CHANGED] or heard(changes) == [TOOLS_CHANGED, ONE]
-        assert sum(note.notification.method == ChangeKind.TOOLS.method for note in ear.notices) == 5
+        assert unread(changes) == [ONE, TOOLS_CHANGED] or unread(changes) == [TOOLS_CHANGED, ONE]
+        assert sum(note.notification.method == ChangeKind.TOOLS.method for note in subscriber.notices) == 5
 
 
 @every_revision
-async def test_the_bodys_own_exception_leaves_unchanged(revision: str, autojump_clock: MockClock) -> None:
+async def test_an_exception_of_the_body_is_raised_unchanged(revision: str, autojump_clock: MockClock) -> None:
     error = KeyError("mine")
-    async with served(revision) as (listening, server, ear):
+    async with open_real(revision) as (listening, server, subscriber):
         with pytest.raises(KeyError) as caught:
             async with listening.listen(tools=True, resources="r://one"):
                 raise error
@@ -224,15 +224,15 @@ async def test_the_bodys_own_exception_leaves_unchanged(revision: str, autojump_
         await trio.sleep(1)
         server.notify_resource_updated("r://one")
         await trio.sleep(1)
-        assert ear.notices[-1:] == [] or ear.notices[-1].notification.method == ACKNOWLEDGED
+        assert subscriber.notices[-1:] == [] or subscriber.notices[-1].notification.method == ACKNOWLEDGED
 
 
 @modern
 async def test_a_server_that_drains_ends_the_iterator(revision: str, autojump_clock: MockClock) -> None:
-    ear, server = Ear(), everything()
-    async with server.running(), open_link(server, revision, recorder=ear) as link:
-        ear.listening.attach(link.caller)
-        async with ear.listening.listen(tools=True) as changes:
+    subscriber, server = Subscriber(), changing_server()
+    async with server.running(), open_link(server, revision, recorder=subscriber) as link:
+        subscriber.listening.attach(link.caller)
+        async with subscriber.listening.listen(tools=True) as changes:
             server.notify_list_changed("tools")
             await trio.sleep(1)
             async with server.draining(5):
@@ -242,33 +242,35 @@ async def test_a_server_that_drains_ends_the_iterator(revision: str, autojump_cl
 
 @ERAS
 @pytest.mark.parametrize("watch", ["the scenario", any_task], ids=["the block", "everything"])
-def test_cancelled_anywhere_a_block_leaves_no_subscription_behind(revision: str, watch: Any) -> None:
+def test_a_block_cancelled_at_any_step_leaves_no_subscription(revision: str, watch: Any) -> None:
     async def scenario(attempt: Attempt) -> None:
-        ear, server = Ear(), everything()
-        async with open_link(server, revision, recorder=ear, streams=attempt.streams(lambda: pipe_pair(64))) as link:
-            ear.listening.attach(link.caller)
+        subscriber, server = Subscriber(), changing_server()
+        async with open_link(
+            server, revision, recorder=subscriber, streams=attempt.streams(lambda: pipe_pair(64))
+        ) as link:
+            subscriber.listening.attach(link.caller)
             with attempt.window():
-                async with ear.listening.listen(tools=True, resources="r://one") as changes:
+                async with subscriber.listening.listen(tools=True, resources="r://one") as changes:
                     server.notify_resource_updated("r://one")
                     assert await anext(changes) == ONE
             await trio.sleep(1)
             assert server.statistics().listeners == (revision != LATEST)
-            ear.notices.clear()
+            subscriber.notices.clear()
             server.notify_resource_updated("r://one")
             await trio.sleep(1)
-            assert ear.notices == []
-            async with ear.listening.listen(resources="r://one") as changes:  # and the next one works
+            assert subscriber.notices == []
+            async with subscriber.listening.listen(resources="r://one") as changes:  # and the next one works
                 server.notify_resource_updated("r://one")
                 assert await anext(changes) == ONE
 
     assert cancel_at_each_step(scenario, watch=watch) > (20 if watch is any_task else 3)
 
 
-# What is asked for.
+# Requested changes.
 
 
 @pytest.mark.parametrize(
-    ("asked", "how", "why"),
+    ("requested", "how", "why"),
     [
         ((), {}, "listen needs at least one change"),
         ((), {"resources": []}, "listen needs at least one change"),
@@ -281,9 +283,9 @@ def test_cancelled_anywhere_a_block_leaves_no_subscription_behind(revision: str,
         ((), {"resources": [f"r://{n}" for n in range(4)]}, "listener_changes"),
     ],
 )
-def test_what_cannot_be_listened_to_is_said_at_once(asked: Any, how: Any, why: str) -> None:
+def test_an_invalid_change_is_refused_at_once(requested: Any, how: Any, why: str) -> None:
     with pytest.raises(UsageError, match=why):
-        SubscriptionManager(Limits(uri_length=20, listener_changes=3)).listen(*asked, **how)
+        SubscriptionManager(Limits(uri_length=20, listener_changes=3)).listen(*requested, **how)
 
 
 @pytest.mark.parametrize(
@@ -296,8 +298,8 @@ def test_what_cannot_be_listened_to_is_said_at_once(asked: Any, how: Any, why: s
         ({"resources": iter(["r://one", "r://two", "r://one"])}, {"resourceSubscriptions": ["r://one", "r://two"]}),
     ],
 )
-async def test_a_filter_has_what_was_asked_for(how: Any, filter: Object, autojump_clock: MockClock) -> None:
-    async with played(LATEST) as (listening, _, peer), trio.open_nursery() as nursery:
+async def test_the_filter_has_the_requested_changes(how: Any, filter: Object, autojump_clock: MockClock) -> None:
+    async with open_scripted(LATEST) as (listening, _, peer), trio.open_nursery() as nursery:
 
         async def block() -> None:
             async with listening.listen(**how):
@@ -314,25 +316,23 @@ async def test_a_filter_has_what_was_asked_for(how: Any, filter: Object, autojum
 
 @req("sub-04")
 @modern
-async def test_what_the_server_did_not_agree_to_is_missing(revision: str, autojump_clock: MockClock) -> None:
-    async with played(revision) as (listening, _, peer), blocks(listening, (TOOLS_CHANGED, ONE, TWO)) as [block]:
+async def test_changes_that_the_server_did_not_agree_to_are_missing(revision: str, autojump_clock: MockClock) -> None:
+    async with open_scripted(revision) as (listening, _, peer), blocks(listening, (TOOLS_CHANGED, ONE, TWO)) as [block]:
         request = await peer.take(LISTEN)
-        await tell(peer, ONE, request)  # too early, but a change all the same
+        await send_change(peer, ONE, request)  # before the agreement, but still a change
         assert not block.entered.is_set()
         await trio.sleep(100)
         await acknowledge(peer, request, {"resourceSubscriptions": ["r://one"], "other": 5})
         assert block.entered.is_set()
         assert block.changes is not None
         assert block.changes.missing == (TOOLS_CHANGED, TWO)
-        assert block.heard == [ONE]
+        assert block.received == [ONE]
 
 
 @pytest.mark.parametrize("filter", [{}, {"toolsListChanged": False}, {"toolsListChanged": 5}, []])
 @modern
-async def test_agreeing_to_nothing_is_an_error_that_says_so(
-    revision: str, filter: Any, autojump_clock: MockClock
-) -> None:
-    async with played(revision) as (listening, _, peer), blocks(listening, (TOOLS_CHANGED,)) as [block]:
+async def test_an_agreement_without_changes_is_an_error(revision: str, filter: Any, autojump_clock: MockClock) -> None:
+    async with open_scripted(revision) as (listening, _, peer), blocks(listening, (TOOLS_CHANGED,)) as [block]:
         request = await peer.take(LISTEN)
         await acknowledge(peer, request, filter)
         error = await block.failed(SubscriptionUnsupported)
@@ -344,7 +344,10 @@ async def test_agreeing_to_nothing_is_an_error_that_says_so(
 
 @modern
 async def test_a_refusal_is_raised_on_entering(revision: str, autojump_clock: MockClock) -> None:
-    async with played(revision) as (listening, _, peer), blocks(listening, (TOOLS_CHANGED,), (ONE,)) as [one, two]:
+    async with (
+        open_scripted(revision) as (listening, _, peer),
+        blocks(listening, (TOOLS_CHANGED,), (ONE,)) as [one, two],
+    ):
         first, second = await peer.take(LISTEN), await peer.take(LISTEN)
         await peer.refuse(first, -32603, "no room")
         error = await one.failed(RequestError)
@@ -359,7 +362,10 @@ async def test_a_refusal_is_raised_on_entering(revision: str, autojump_clock: Mo
 @modern
 @pytest.mark.parametrize("agreed", [True, False])
 async def test_leaving_a_block_cancels_its_request(revision: str, agreed: bool, autojump_clock: MockClock) -> None:
-    async with played(revision) as (listening, link, peer), blocks(listening, (TOOLS_CHANGED,), (ONE,)) as [one, two]:
+    async with (
+        open_scripted(revision) as (listening, link, peer),
+        blocks(listening, (TOOLS_CHANGED,), (ONE,)) as [one, two],
+    ):
         first, second = await peer.take(LISTEN), await peer.take(LISTEN)
         if agreed:
             await acknowledge(peer, first)
@@ -367,10 +373,10 @@ async def test_leaving_a_block_cancels_its_request(revision: str, agreed: bool, 
         one.scope.cancel()
         assert (await peer.take(CANCELLED))["params"]["requestId"] == first["id"]
         await acknowledge(peer, first)  # too late
-        await tell(peer, TOOLS_CHANGED, first)
+        await send_change(peer, TOOLS_CHANGED, first)
         await peer.answer(first)
-        await tell(peer, ONE, second)
-        assert (one.heard, two.heard) == ([], [ONE])
+        await send_change(peer, ONE, second)
+        assert (one.received, two.received) == ([], [ONE])
         assert await peer.has_no_more_messages()
         assert link.caller.session.waiting == 1
 
@@ -378,16 +384,19 @@ async def test_leaving_a_block_cancels_its_request(revision: str, agreed: bool, 
 @req("sub-06")
 @modern
 async def test_changes_go_to_the_subscription_they_name(revision: str, autojump_clock: MockClock) -> None:
-    async with played(revision) as (listening, _, peer), blocks(listening, (TOOLS_CHANGED,), (TOOLS_CHANGED,)) as both:
+    async with (
+        open_scripted(revision) as (listening, _, peer),
+        blocks(listening, (TOOLS_CHANGED,), (TOOLS_CHANGED,)) as both,
+    ):
         first, second = await peer.take(LISTEN), await peer.take(LISTEN)
         await acknowledge(peer, second)  # in any order
         await acknowledge(peer, first)
-        await tell(peer, TOOLS_CHANGED, second)
-        assert [block.heard for block in both] == [[], [TOOLS_CHANGED]]
+        await send_change(peer, TOOLS_CHANGED, second)
+        assert [block.received for block in both] == [[], [TOOLS_CHANGED]]
         for subscription in (None, {"id": "1"}, {"id": True}, {"id": 99}):
-            await tell(peer, TOOLS_CHANGED, subscription)
-        await tell(peer, PROMPTS_CHANGED, first)
-        assert [block.heard for block in both] == [[], [TOOLS_CHANGED]]
+            await send_change(peer, TOOLS_CHANGED, subscription)
+        await send_change(peer, PROMPTS_CHANGED, first)
+        assert [block.received for block in both] == [[], [TOOLS_CHANGED]]
 
 
 # Modern: ending.
@@ -396,10 +405,10 @@ async def test_changes_go_to_the_subscription_they_name(revision: str, autojump_
 @modern
 @pytest.mark.parametrize("agreed", [True, False])
 @pytest.mark.parametrize("how", ["result", "cancellation"])
-async def test_an_end_in_good_order_ends_the_iterator(
+async def test_a_regular_end_ends_the_iterator(
     revision: str, how: str, agreed: bool, autojump_clock: MockClock
 ) -> None:
-    async with played(revision) as (listening, _, peer), blocks(listening, (TOOLS_CHANGED, ONE)) as [block]:
+    async with open_scripted(revision) as (listening, _, peer), blocks(listening, (TOOLS_CHANGED, ONE)) as [block]:
         request = await peer.take(LISTEN)
         if agreed:
             await acknowledge(peer, request)
@@ -413,8 +422,8 @@ async def test_an_end_in_good_order_ends_the_iterator(
 
 
 @modern
-async def test_an_iterator_that_has_ended_stays_so(revision: str, autojump_clock: MockClock) -> None:
-    async with played(revision) as (listening, _, peer), trio.open_nursery() as nursery:
+async def test_an_ended_iterator_stays_ended(revision: str, autojump_clock: MockClock) -> None:
+    async with open_scripted(revision) as (listening, _, peer), trio.open_nursery() as nursery:
         nursery.start_soon(agree, peer, revision)
         async with listening.listen(tools=True) as changes:
             listening.closed()
@@ -424,12 +433,12 @@ async def test_an_iterator_that_has_ended_stays_so(revision: str, autojump_clock
 
 
 @ERAS
-async def test_what_was_not_taken_in_the_block_is_gone_with_it(revision: str, autojump_clock: MockClock) -> None:
-    async with served(revision) as (listening, server, _):
+async def test_changes_that_were_not_taken_end_with_the_block(revision: str, autojump_clock: MockClock) -> None:
+    async with open_real(revision) as (listening, server, _):
         async with listening.listen(tools=True) as changes:
             server.notify_list_changed("tools")
             await trio.sleep(1)
-            assert heard(changes) == [TOOLS_CHANGED]
+            assert unread(changes) == [TOOLS_CHANGED]
         assert [change async for change in changes] == []
 
 
@@ -439,10 +448,10 @@ def gone() -> McpError:
 
 @req("sub-09")
 @modern
-async def test_a_broken_stream_is_asked_for_again_after_longer_and_longer_pauses(
+async def test_a_broken_stream_is_requested_again_after_growing_pauses(
     revision: str, autojump_clock: MockClock
 ) -> None:
-    async with played(revision) as (listening, link, peer), blocks(listening, (TOOLS_CHANGED, ONE)) as [block]:
+    async with open_scripted(revision) as (listening, link, peer), blocks(listening, (TOOLS_CHANGED, ONE)) as [block]:
         request = (await agree(peer, revision))[0]
         await trio.sleep(100)
         pauses = []
@@ -451,47 +460,45 @@ async def test_a_broken_stream_is_asked_for_again_after_longer_and_longer_pauses
             broken = trio.current_time()
             request = await peer.take(LISTEN)
             pauses.append(trio.current_time() - broken)
-            assert block.heard == [TOOLS_CHANGED, ONE] * (len(pauses) - 1)
+            assert block.received == [TOOLS_CHANGED, ONE] * (len(pauses) - 1)
             await acknowledge(peer, request)
-            # Something may have been missed, so each is told once.
-            assert block.heard == [TOOLS_CHANGED, ONE] * len(pauses)
+            # Changes may have been missed, so each is reported once.
+            assert block.received == [TOOLS_CHANGED, ONE] * len(pauses)
         assert pauses == PAUSES
-        await tell(peer, ONE, request)
-        assert block.heard[-1] == ONE
+        await send_change(peer, ONE, request)
+        assert block.received[-1] == ONE
         link.caller.fail(request["id"], gone())
         error = await block.failed(SessionClosed)
         assert "6 times in a row" in str(error)
         assert "the stream broke off" in str(error)
-        assert isinstance(error.__cause__, SessionClosed)  # the last of them
+        assert isinstance(error.__cause__, SessionClosed)  # the last one
         assert await peer.has_no_more_messages()
         assert not link.caller.session.closed
 
 
 @req("sub-09")
 @modern
-async def test_a_stream_that_has_held_for_a_while_is_asked_for_at_once_when_it_breaks(
-    revision: str, autojump_clock: MockClock
-) -> None:
-    async with played(revision) as (listening, link, peer), blocks(listening, (TOOLS_CHANGED,)) as [block]:
+async def test_a_stream_that_has_lasted_is_requested_again_at_once(revision: str, autojump_clock: MockClock) -> None:
+    async with open_scripted(revision) as (listening, link, peer), blocks(listening, (TOOLS_CHANGED,)) as [block]:
         for _ in range(20):
             request = (await agree(peer, revision))[0]
             await trio.sleep(8)
             link.caller.fail(request["id"], gone())
             broken = trio.current_time()
-            await wait_or_fail(peer_has_something(peer), "the next listen")
+            await wait_or_fail(wait_for_message(peer), "the next listen")
             assert trio.current_time() == broken
-        assert block.heard == [TOOLS_CHANGED] * 19
+        assert block.received == [TOOLS_CHANGED] * 19
 
 
 @pytest.mark.parametrize(("revision", "entered"), [(OLD, False), (LATEST, False), (LATEST, True)])
 @pytest.mark.parametrize(
     "cause", [Unauthorized("who asks?", 401, "Bearer"), UsageError("the headers could not be made")]
 )
-async def test_what_asking_again_does_not_mend_is_raised_at_once(
+async def test_an_error_that_a_retry_cannot_fix_is_raised_at_once(
     revision: str, entered: bool, cause: McpError, autojump_clock: MockClock
 ) -> None:
     method = LISTEN if revision == LATEST else SUBSCRIBE
-    async with played(revision) as (listening, link, peer), blocks(listening, (ONE,)) as [block]:
+    async with open_scripted(revision) as (listening, link, peer), blocks(listening, (ONE,)) as [block]:
         request = (await agree(peer, revision))[0] if entered else await peer.take(method)
         start = trio.current_time()
         link.caller.fail(request["id"], cause)
@@ -501,31 +508,31 @@ async def test_what_asking_again_does_not_mend_is_raised_at_once(
 
 
 @legacy
-async def test_a_gap_of_what_a_legacy_server_tells_unasked_is_told(revision: str, autojump_clock: MockClock) -> None:
-    async with played(revision) as (listening, _, peer), blocks(listening, (TOOLS_CHANGED, ONE), (ONE,)) as made:
+async def test_a_gap_in_unrequested_legacy_notifications_is_reported(revision: str, autojump_clock: MockClock) -> None:
+    async with open_scripted(revision) as (listening, _, peer), blocks(listening, (TOOLS_CHANGED, ONE), (ONE,)) as made:
         request = await peer.take(SUBSCRIBE)
         listening.missed(for_good=False)
         await peer.answer(request)
         await wait_all_tasks_blocked()
-        assert [each.heard for each in made] == [[], []]  # they were not entered
+        assert [each.received for each in made] == [[], []]  # the blocks were not entered
         listening.missed(for_good=False)
         await wait_all_tasks_blocked()
-        assert [each.heard for each in made] == [[TOOLS_CHANGED, ONE], [ONE]]
+        assert [each.received for each in made] == [[TOOLS_CHANGED, ONE], [ONE]]
 
 
 @legacy
-async def test_where_nothing_can_be_heard_nobody_listens(revision: str, autojump_clock: MockClock) -> None:
-    asked: list[tuple[ChangeEvent, ...]] = [(TOOLS_CHANGED,), (ONE,)]
-    async with played(revision) as (listening, link, peer), blocks(listening, *asked) as [entered, entering]:
+async def test_listening_without_an_event_stream_is_an_error(revision: str, autojump_clock: MockClock) -> None:
+    requested: list[tuple[ChangeEvent, ...]] = [(TOOLS_CHANGED,), (ONE,)]
+    async with open_scripted(revision) as (listening, link, peer), blocks(listening, *requested) as [entered, entering]:
         request = await peer.take(SUBSCRIBE)
-        await tell(peer, TOOLS_CHANGED)
+        await send_change(peer, TOOLS_CHANGED)
         link.caller.missed(for_good=True)
         listening.missed(for_good=True)
         for each in (entered, entering):
             error = await each.failed(SubscriptionUnsupported)
             assert isinstance(error, SubscriptionUnsupported)
-            assert error.missing == each.asked
-        assert (entered.heard, entering.heard) == ([TOOLS_CHANGED], [])
+            assert error.missing == each.requested
+        assert (entered.received, entering.received) == ([TOOLS_CHANGED], [])
         await peer.answer(request)
         await peer.take(UNSUBSCRIBE)
         with pytest.raises(SubscriptionUnsupported):
@@ -535,17 +542,19 @@ async def test_where_nothing_can_be_heard_nobody_listens(revision: str, autojump
 
 
 @modern
-async def test_a_modern_block_has_no_part_in_what_is_told_unasked(revision: str, autojump_clock: MockClock) -> None:
-    async with played(revision) as (listening, _, peer), blocks(listening, (TOOLS_CHANGED,)) as [block]:
+async def test_a_gap_in_unrequested_notifications_does_not_affect_a_modern_block(
+    revision: str, autojump_clock: MockClock
+) -> None:
+    async with open_scripted(revision) as (listening, _, peer), blocks(listening, (TOOLS_CHANGED,)) as [block]:
         request = (await agree(peer, revision))[0]
         for for_good in (False, True):
             listening.missed(for_good=for_good)
-        await tell(peer, TOOLS_CHANGED, request)
+        await send_change(peer, TOOLS_CHANGED, request)
         await wait_all_tasks_blocked()
-        assert block.heard == [TOOLS_CHANGED]
+        assert block.received == [TOOLS_CHANGED]
 
 
-def peer_has_something(peer: Peer) -> Callable[[], Any]:
+def wait_for_message(peer: Peer) -> Callable[[], Any]:
     async def come() -> None:
         while not peer.messages:
             await trio.lowlevel.checkpoint()
@@ -558,10 +567,10 @@ def peer_has_something(peer: Peer) -> Callable[[], Any]:
     ("answer", "kind"),
     [({"result": 5}, RemoteProtocolError), ({"result": {}, "error": {}}, RemoteProtocolError)],
 )
-async def test_a_server_that_answers_nonsense_before_agreeing_is_given_up_in_the_end(
+async def test_invalid_answers_before_the_agreement_end_in_an_error(
     revision: str, answer: Object, kind: type[McpError], autojump_clock: MockClock
 ) -> None:
-    async with played(revision) as (listening, _, peer), blocks(listening, (TOOLS_CHANGED,)) as [block]:
+    async with open_scripted(revision) as (listening, _, peer), blocks(listening, (TOOLS_CHANGED,)) as [block]:
         for _ in range(6):
             request = await peer.take(LISTEN)
             await peer.send({"id": request["id"], **answer})
@@ -572,8 +581,8 @@ async def test_a_server_that_answers_nonsense_before_agreeing_is_given_up_in_the
 
 
 @modern
-async def test_a_server_without_the_request_tells_of_nothing(revision: str, autojump_clock: MockClock) -> None:
-    async with played(revision) as (listening, _, peer), blocks(listening, (TOOLS_CHANGED,)) as [block]:
+async def test_a_server_without_subscriptions_listen_is_an_error(revision: str, autojump_clock: MockClock) -> None:
+    async with open_scripted(revision) as (listening, _, peer), blocks(listening, (TOOLS_CHANGED,)) as [block]:
         await peer.refuse(await peer.take(LISTEN), -32601, "Method not found")
         error = await block.failed(SubscriptionUnsupported)
         assert isinstance(error, SubscriptionUnsupported)
@@ -584,7 +593,7 @@ async def test_a_server_without_the_request_tells_of_nothing(revision: str, auto
 
 @modern
 async def test_a_refusal_after_a_gap_is_raised_by_the_iterator(revision: str, autojump_clock: MockClock) -> None:
-    async with played(revision) as (listening, link, peer), blocks(listening, (TOOLS_CHANGED,)) as [block]:
+    async with open_scripted(revision) as (listening, link, peer), blocks(listening, (TOOLS_CHANGED,)) as [block]:
         request = (await agree(peer, revision))[0]
         link.caller.fail(request["id"], gone())
         await peer.refuse(await peer.take(LISTEN), -32602)
@@ -593,7 +602,7 @@ async def test_a_refusal_after_a_gap_is_raised_by_the_iterator(revision: str, au
 
 @modern
 async def test_a_block_may_be_left_in_a_pause(revision: str, autojump_clock: MockClock) -> None:
-    async with played(revision) as (listening, link, peer), blocks(listening, (TOOLS_CHANGED,)) as [block]:
+    async with open_scripted(revision) as (listening, link, peer), blocks(listening, (TOOLS_CHANGED,)) as [block]:
         for _ in range(3):
             request = (await agree(peer, revision))[0]
             link.caller.fail(request["id"], gone())
@@ -607,11 +616,11 @@ async def test_a_block_may_be_left_in_a_pause(revision: str, autojump_clock: Moc
 
 
 @legacy
-async def test_only_what_is_new_is_subscribed_and_the_last_block_unsubscribes(
+async def test_only_new_resources_are_subscribed_and_the_last_block_unsubscribes(
     revision: str, autojump_clock: MockClock
 ) -> None:
     async with (
-        played(revision) as (listening, _, peer),
+        open_scripted(revision) as (listening, _, peer),
         blocks(listening, (ONE,), (ONE, TWO, TOOLS_CHANGED), (TWO,)) as [first, second, third],
     ):
         requests = [await peer.take(SUBSCRIBE), await peer.take(SUBSCRIBE)]
@@ -623,10 +632,10 @@ async def test_only_what_is_new_is_subscribed_and_the_last_block_unsubscribes(
         await wait_all_tasks_blocked()
         assert second.entered.is_set()
         assert third.entered.is_set()
-        async with listening.listen(resources=["r://one", "r://two"]):  # nothing to be asked
-            await tell(peer, TWO)
-            await tell(peer, TOOLS_CHANGED)
-        assert (first.heard, second.heard, third.heard) == ([], [TWO, TOOLS_CHANGED], [TWO])
+        async with listening.listen(resources=["r://one", "r://two"]):  # needs no request
+            await send_change(peer, TWO)
+            await send_change(peer, TOOLS_CHANGED)
+        assert (first.received, second.received, third.received) == ([], [TWO, TOOLS_CHANGED], [TWO])
         second.scope.cancel()
         assert await peer.has_no_more_messages()
         first.scope.cancel()
@@ -637,13 +646,13 @@ async def test_only_what_is_new_is_subscribed_and_the_last_block_unsubscribes(
         assert await peer.has_no_more_messages()
         await peer.answer(last)
         await wait_all_tasks_blocked()
-        assert list(listening._resources) == ["r://one"]  # whose unsubscribe has no answer
+        assert list(listening._resources) == ["r://one"]  # its unsubscribe has no answer
 
 
 @req("res-27")
 @legacy
-async def test_for_one_resource_one_request_is_under_way_at_a_time(revision: str, autojump_clock: MockClock) -> None:
-    async with played(revision) as (listening, link, peer), blocks(listening, (ONE,), (ONE, TWO)) as [one, two]:
+async def test_one_resource_has_one_pending_request_at_a_time(revision: str, autojump_clock: MockClock) -> None:
+    async with open_scripted(revision) as (listening, link, peer), blocks(listening, (ONE,), (ONE, TWO)) as [one, two]:
         first, other = await peer.take(SUBSCRIBE), await peer.take(SUBSCRIBE)
         await peer.answer(other)
         one.scope.cancel()
@@ -655,7 +664,7 @@ async def test_for_one_resource_one_request_is_under_way_at_a_time(revision: str
         assert unsubscribing["params"] == {"uri": "r://one"}
         async with blocks(listening, (ONE,)) as [again]:
             assert await peer.has_no_more_messages()
-            await peer.refuse(unsubscribing, -32602, "not subscribed")  # does no harm
+            await peer.refuse(unsubscribing, -32602, "not subscribed")  # has no effect
             await peer.answer(await peer.take(SUBSCRIBE))
             await wait_all_tasks_blocked()
             assert again.entered.is_set()
@@ -664,10 +673,10 @@ async def test_for_one_resource_one_request_is_under_way_at_a_time(revision: str
 
 
 @legacy
-async def test_a_block_that_comes_while_it_is_subscribed_for_another_joins_it(
+async def test_a_block_joins_the_pending_subscription_of_another_block(
     revision: str, autojump_clock: MockClock
 ) -> None:
-    async with played(revision) as (listening, _, peer), blocks(listening, (ONE,)) as [one]:
+    async with open_scripted(revision) as (listening, _, peer), blocks(listening, (ONE,)) as [one]:
         request = await peer.take(SUBSCRIBE)
         one.scope.cancel()
         await wait_all_tasks_blocked()
@@ -680,10 +689,10 @@ async def test_a_block_that_comes_while_it_is_subscribed_for_another_joins_it(
 
 
 @legacy
-async def test_a_resource_that_is_refused_fails_those_who_wait_for_it_alone(
+async def test_a_refused_resource_fails_only_the_blocks_that_wait_for_it(
     revision: str, autojump_clock: MockClock
 ) -> None:
-    async with played(revision) as (listening, _, peer), blocks(listening, (ONE,), (ONE, TWO)) as [one, both]:
+    async with open_scripted(revision) as (listening, _, peer), blocks(listening, (ONE,), (ONE, TWO)) as [one, both]:
         requests = [await peer.take(SUBSCRIBE), await peer.take(SUBSCRIBE)]
         await peer.answer(requests[0])
         await peer.refuse(requests[1], -32002, "gone")
@@ -691,14 +700,14 @@ async def test_a_resource_that_is_refused_fails_those_who_wait_for_it_alone(
         assert isinstance(error, RequestError)
         assert error.code == -32002
         assert one.entered.is_set()
-        await tell(peer, ONE)
-        assert one.heard == [ONE]
+        await send_change(peer, ONE)
+        assert one.received == [ONE]
         assert await peer.has_no_more_messages()
 
 
 @legacy
-async def test_a_refused_block_takes_back_what_was_granted(revision: str, autojump_clock: MockClock) -> None:
-    async with played(revision) as (listening, _, peer), blocks(listening, (ONE, TWO)) as [block]:
+async def test_a_refused_block_unsubscribes_the_granted_resources(revision: str, autojump_clock: MockClock) -> None:
+    async with open_scripted(revision) as (listening, _, peer), blocks(listening, (ONE, TWO)) as [block]:
         requests = [await peer.take(SUBSCRIBE), await peer.take(SUBSCRIBE)]
         await peer.refuse(requests[0], -32002, "gone")
         await block.failed(RequestError)
@@ -708,10 +717,8 @@ async def test_a_refused_block_takes_back_what_was_granted(revision: str, autoju
 
 
 @legacy
-async def test_a_subscribe_without_an_answer_is_taken_back_and_sent_again(
-    revision: str, autojump_clock: MockClock
-) -> None:
-    async with played(revision) as (listening, link, peer), blocks(listening, (ONE,)) as [block]:
+async def test_an_unanswered_subscribe_is_undone_and_sent_again(revision: str, autojump_clock: MockClock) -> None:
+    async with open_scripted(revision) as (listening, link, peer), blocks(listening, (ONE,)) as [block]:
         for _ in PAUSES:
             link.caller.fail((await peer.take(SUBSCRIBE))["id"], gone())
             await peer.answer(await peer.take(UNSUBSCRIBE))
@@ -719,7 +726,7 @@ async def test_a_subscribe_without_an_answer_is_taken_back_and_sent_again(
         await wait_all_tasks_blocked()
         assert trio.current_time() == sum(PAUSES)
         assert block.entered.is_set()
-        assert block.heard == []
+        assert block.received == []
 
 
 @legacy
@@ -732,11 +739,11 @@ async def test_a_subscribe_without_an_answer_is_taken_back_and_sent_again(
         ({"tools": {}, "resources": {"subscribe": True}}, (TOOLS_CHANGED,)),
     ],
 )
-async def test_what_the_server_has_not_declared_is_missing(
+async def test_undeclared_changes_are_missing(
     revision: str, capabilities: Object, missing: tuple[ChangeEvent, ...], autojump_clock: MockClock
 ) -> None:
     async with (
-        played(revision, capabilities) as (listening, _, peer),
+        open_scripted(revision, capabilities) as (listening, _, peer),
         blocks(listening, (TOOLS_CHANGED, ONE)) as [block],
     ):
         await agree(peer, revision, () if ONE in missing else ("r://one",))
@@ -747,10 +754,8 @@ async def test_what_the_server_has_not_declared_is_missing(
 
 
 @legacy
-async def test_listening_to_nothing_that_was_declared_is_an_error_that_says_so(
-    revision: str, autojump_clock: MockClock
-) -> None:
-    async with played(revision, {"prompts": {"listChanged": True}}) as (listening, _, peer):
+async def test_listening_only_to_undeclared_changes_is_an_error(revision: str, autojump_clock: MockClock) -> None:
+    async with open_scripted(revision, {"prompts": {"listChanged": True}}) as (listening, _, peer):
         with pytest.raises(SubscriptionUnsupported, match="resourceSubscriptions, toolsListChanged"):
             async with listening.listen(tools=True, resources="r://one"):
                 pass
@@ -758,14 +763,14 @@ async def test_listening_to_nothing_that_was_declared_is_an_error_that_says_so(
 
 
 @legacy
-async def test_one_request_too_many_is_raised_on_entering_and_nothing_is_left(
+async def test_too_many_requests_fail_on_entering_and_leave_no_subscription(
     revision: str, autojump_clock: MockClock
 ) -> None:
-    ear, limits = Ear(), Limits(requests=2)
-    async with open_scripted_link(revision, EVERYTHING, recorder=ear, limits=limits) as (link, peer):
-        ear.listening.attach(link.caller)
+    subscriber, limits = Subscriber(), Limits(requests=2)
+    async with open_scripted_link(revision, EVERYTHING, recorder=subscriber, limits=limits) as (link, peer):
+        subscriber.listening.attach(link.caller)
         with pytest.raises(UsageError, match="2 requests are waiting"):
-            async with ear.listening.listen(resources=["r://one", "r://two", "r://three"]):
+            async with subscriber.listening.listen(resources=["r://one", "r://two", "r://three"]):
                 pass
         for _ in range(2):
             await peer.answer(await peer.take(SUBSCRIBE))
@@ -775,100 +780,102 @@ async def test_one_request_too_many_is_raised_on_entering_and_nothing_is_left(
 
 
 @modern
-async def test_one_listen_too_many_is_raised_on_entering(revision: str, autojump_clock: MockClock) -> None:
-    ear = Ear()
-    async with open_scripted_link(revision, EVERYTHING, recorder=ear, limits=Limits(requests=1)) as (link, peer):
-        ear.listening.attach(link.caller)
-        async with blocks(ear.listening, (ONE,)) as [block]:
+async def test_too_many_listen_requests_fail_on_entering(revision: str, autojump_clock: MockClock) -> None:
+    subscriber = Subscriber()
+    async with open_scripted_link(revision, EVERYTHING, recorder=subscriber, limits=Limits(requests=1)) as (link, peer):
+        subscriber.listening.attach(link.caller)
+        async with blocks(subscriber.listening, (ONE,)) as [block]:
             await agree(peer, revision)
             with pytest.raises(UsageError, match="1 requests are waiting"):
-                async with ear.listening.listen(tools=True):
+                async with subscriber.listening.listen(tools=True):
                     pass
             assert block.entered.is_set()
 
 
-# What waits is bounded.
+# Limits of the changes that wait.
 
 
 @ERAS
-async def test_what_lies_below_is_told_by_name_up_to_a_bound(revision: str, autojump_clock: MockClock) -> None:
+async def test_changes_of_resources_below_are_reported_by_name_up_to_a_limit(
+    revision: str, autojump_clock: MockClock
+) -> None:
     async with (
-        played(revision, limits=Limits(listener_changes=3, uri_length=20)) as (listening, _, peer),
+        open_scripted(revision, limits=Limits(listener_changes=3, uri_length=20)) as (listening, _, peer),
         trio.open_nursery() as nursery,
     ):
         requests: list[Object] = []
         agreed = trio.Event()
 
-        async def agreeing() -> None:
+        async def agree_later() -> None:
             requests.extend(await agree(peer, revision, ("r://one",)))
             agreed.set()
 
-        nursery.start_soon(agreeing)
+        nursery.start_soon(agree_later)
         async with listening.listen(tools=True, resources="r://one") as changes:
             await agreed.wait()
             subscription = requests[0] if revision == LATEST else None
             below = [resource_updated(f"r://one/{n}") for n in range(100)]
             for each in below:
-                await tell(peer, each, subscription)
-            assert heard(changes) == [*below[:3], ONE]
-            assert await taken(changes, 4) == [*below[:3], ONE]
-            await tell(peer, resource_updated("r://one/" + "x" * 100), subscription)
-            await tell(peer, below[0], subscription)
-            assert heard(changes) == [ONE, below[0]]
+                await send_change(peer, each, subscription)
+            assert unread(changes) == [*below[:3], ONE]
+            assert await take_changes(changes, 4) == [*below[:3], ONE]
+            await send_change(peer, resource_updated("r://one/" + "x" * 100), subscription)
+            await send_change(peer, below[0], subscription)
+            assert unread(changes) == [ONE, below[0]]
 
 
-# Sessions that come and go.
+# Several sessions.
 
 
 @req("sub-10")
 @every_revision
-async def test_on_a_new_session_everything_is_asked_for_again_and_told_once(
+async def test_a_new_session_subscribes_again_and_reports_each_change_once(
     revision: str, autojump_clock: MockClock
 ) -> None:
-    ear, server = Ear(), everything()
-    listening = ear.listening
+    subscriber, server = Subscriber(), changing_server()
+    listening = subscriber.listening
     async with trio.open_nursery() as nursery:
-        nursery.start_soon(_collect_after_gap, listening, ear, server, revision, nursery)
+        nursery.start_soon(_collect_after_gap, listening, subscriber, server, revision, nursery)
 
 
 async def _collect_after_gap(
-    listening: SubscriptionManager, ear: Ear, server: Server, revision: str, nursery: trio.Nursery
+    listening: SubscriptionManager, subscriber: Subscriber, server: Server, revision: str, nursery: trio.Nursery
 ) -> None:
     async with contextlib.AsyncExitStack() as stack:
         async with stream_to(server) as stream:
-            link = await start_link(nursery, stream, ear, revision)
+            link = await start_link(nursery, stream, subscriber, revision)
             listening.attach(link.caller)
             changes = await stack.enter_async_context(listening.listen(tools=True, resources=["r://one"]))
             others = await stack.enter_async_context(listening.listen(resources=["r://one", "r://two"]))
             server.notify_resource_updated("r://two")
-            assert await taken(others, 1) == [TWO]
+            assert await take_changes(others, 1) == [TWO]
         await wait_or_fail(link.ended.wait, "the link to end")
-        assert heard(changes) == heard(others) == []
+        assert unread(changes) == unread(others) == []
         async with stream_to(server) as stream:
-            link = await start_link(nursery, stream, ear, revision)
+            link = await start_link(nursery, stream, subscriber, revision)
             listening.attach(link.caller)
-            assert await taken(changes, 2) == [TOOLS_CHANGED, ONE]
-            assert await taken(others, 2) == [ONE, TWO]
+            assert await take_changes(changes, 2) == [TOOLS_CHANGED, ONE]
+            assert await take_changes(others, 2) == [ONE, TWO]
             server.notify_resource_updated("r://two")
             server.notify_list_changed("tools")
-            assert (await taken(changes, 1), await taken(others, 1)) == ([TOOLS_CHANGED], [TWO])
-            assert ear.mistakes == []
+            assert (await take_changes(changes, 1), await take_changes(others, 1)) == ([TOOLS_CHANGED], [TWO])
+            assert subscriber.mistakes == []
 
 
 @modern
 @pytest.mark.parametrize("breaks", [3, 5])
 async def test_breaks_do_not_count_in_the_next_session(revision: str, breaks: int, autojump_clock: MockClock) -> None:
-    ear = Ear()
-    async with blocks(ear.listening, (TOOLS_CHANGED,)) as [block]:
-        async with open_scripted_link(revision, EVERYTHING, recorder=ear) as (link, peer):
-            ear.listening.attach(link.caller)
+    subscriber = Subscriber()
+    async with blocks(subscriber.listening, (TOOLS_CHANGED,)) as [block]:
+        async with open_scripted_link(revision, EVERYTHING, recorder=subscriber) as (link, peer):
+            subscriber.listening.attach(link.caller)
             for _ in range(breaks):
                 link.caller.fail((await agree(peer, revision))[0]["id"], gone())
             if breaks == 5:
                 await peer.take(LISTEN)  # the next break would be the last
-        await trio.sleep(1000)  # nothing is asked where there is no session
-        async with open_scripted_link(revision, EVERYTHING, recorder=ear) as (link, peer):
-            ear.listening.attach(link.caller)
+        await trio.sleep(1000)  # without a session there are no requests
+        async with open_scripted_link(revision, EVERYTHING, recorder=subscriber) as (link, peer):
+            subscriber.listening.attach(link.caller)
             link.caller.fail((await agree(peer, revision))[0]["id"], gone())
             broken = trio.current_time()
             await agree(peer, revision)
@@ -877,70 +884,70 @@ async def test_breaks_do_not_count_in_the_next_session(revision: str, breaks: in
 
 
 @modern
-async def test_a_block_that_has_ended_has_no_part_in_the_next_session(revision: str, autojump_clock: MockClock) -> None:
-    ear, ended, leave = Ear(), trio.Event(), trio.Event()
+async def test_an_ended_block_is_not_part_of_the_next_session(revision: str, autojump_clock: MockClock) -> None:
+    subscriber, ended, leave = Subscriber(), trio.Event(), trio.Event()
 
-    async def linger() -> None:
-        async with ear.listening.listen(tools=True) as changes:
+    async def stay_in_block() -> None:
+        async with subscriber.listening.listen(tools=True) as changes:
             assert [change async for change in changes] == []
             ended.set()
             await leave.wait()
 
     async with trio.open_nursery() as nursery:
-        nursery.start_soon(linger)
-        async with open_scripted_link(revision, EVERYTHING, recorder=ear) as (link, peer):
-            ear.listening.attach(link.caller)
+        nursery.start_soon(stay_in_block)
+        async with open_scripted_link(revision, EVERYTHING, recorder=subscriber) as (link, peer):
+            subscriber.listening.attach(link.caller)
             await peer.answer((await agree(peer, revision))[0])
             await ended.wait()
         async with (
-            blocks(ear.listening, (TOOLS_CHANGED,)) as [block],
-            open_scripted_link(revision, EVERYTHING, recorder=ear) as (link, peer),
+            blocks(subscriber.listening, (TOOLS_CHANGED,)) as [block],
+            open_scripted_link(revision, EVERYTHING, recorder=subscriber) as (link, peer),
         ):
-            ear.listening.attach(link.caller)
-            request = (await agree(peer, revision))[0]  # with the id that the other one had
+            subscriber.listening.attach(link.caller)
+            request = (await agree(peer, revision))[0]  # with the id of the other request
             leave.set()
             await wait_all_tasks_blocked()
-            await tell(peer, TOOLS_CHANGED, request)
-            assert block.heard == [TOOLS_CHANGED]
+            await send_change(peer, TOOLS_CHANGED, request)
+            assert block.received == [TOOLS_CHANGED]
             assert await peer.has_no_more_messages()
 
 
-async def test_a_block_that_was_refused_after_a_gap_is_not_asked_for_any_more(autojump_clock: MockClock) -> None:
-    ear, refused = Ear(), trio.Event()
+async def test_a_block_refused_after_a_gap_is_not_requested_again(autojump_clock: MockClock) -> None:
+    subscriber, refused = Subscriber(), trio.Event()
 
-    async def linger() -> None:
-        async with ear.listening.listen(ONE, TWO) as changes:
+    async def stay_in_block() -> None:
+        async with subscriber.listening.listen(ONE, TWO) as changes:
             with pytest.raises(RequestError):
                 await anext(changes)
             refused.set()
             await trio.sleep_forever()
 
     async with trio.open_nursery() as nursery:
-        nursery.start_soon(linger)
-        async with open_scripted_link(OLD, EVERYTHING, recorder=ear) as (link, peer):
-            ear.listening.attach(link.caller)
+        nursery.start_soon(stay_in_block)
+        async with open_scripted_link(OLD, EVERYTHING, recorder=subscriber) as (link, peer):
+            subscriber.listening.attach(link.caller)
             await agree(peer, OLD, ("r://one", "r://two"))
-        async with open_scripted_link(OLD, EVERYTHING, recorder=ear) as (link, peer):
-            ear.listening.attach(link.caller)
+        async with open_scripted_link(OLD, EVERYTHING, recorder=subscriber) as (link, peer):
+            subscriber.listening.attach(link.caller)
             one, two = await peer.take(SUBSCRIBE), await peer.take(SUBSCRIBE)
             await peer.refuse(one, -32002)
             await wait_or_fail(refused.wait, "the refusal")
             link.caller.fail(two["id"], gone())
-            assert (await peer.take(UNSUBSCRIBE))["params"] == {"uri": "r://two"}  # it may have been carried out
-        async with open_scripted_link(OLD, EVERYTHING, recorder=ear) as (link, peer):
-            ear.listening.attach(link.caller)
+            assert (await peer.take(UNSUBSCRIBE))["params"] == {"uri": "r://two"}  # the server may have subscribed it
+        async with open_scripted_link(OLD, EVERYTHING, recorder=subscriber) as (link, peer):
+            subscriber.listening.attach(link.caller)
             assert await peer.has_no_more_messages()
         nursery.cancel_scope.cancel()
 
 
-async def test_what_was_under_way_in_one_session_has_no_part_in_the_next(autojump_clock: MockClock) -> None:
-    ear = Ear()
-    async with blocks(ear.listening, (ONE,)) as [block]:
-        async with open_scripted_link(OLD, EVERYTHING, recorder=ear) as (link, peer):
-            ear.listening.attach(link.caller)
+async def test_pending_requests_of_one_session_do_not_affect_the_next(autojump_clock: MockClock) -> None:
+    subscriber = Subscriber()
+    async with blocks(subscriber.listening, (ONE,)) as [block]:
+        async with open_scripted_link(OLD, EVERYTHING, recorder=subscriber) as (link, peer):
+            subscriber.listening.attach(link.caller)
             before = await peer.take(SUBSCRIBE)
-        async with open_scripted_link(LATEST, EVERYTHING, recorder=ear) as (link, peer):
-            ear.listening.attach(link.caller)
+        async with open_scripted_link(LATEST, EVERYTHING, recorder=subscriber) as (link, peer):
+            subscriber.listening.attach(link.caller)
             [request] = await agree(peer, LATEST)
             assert request["id"] == before["id"]
             await peer.answer(request)
@@ -949,81 +956,79 @@ async def test_what_was_under_way_in_one_session_has_no_part_in_the_next(autojum
 
 @ERAS
 async def test_without_a_session_a_block_waits_for_one(revision: str, autojump_clock: MockClock) -> None:
-    ear = Ear()
-    async with blocks(ear.listening, (TOOLS_CHANGED,)) as [block]:
+    subscriber = Subscriber()
+    async with blocks(subscriber.listening, (TOOLS_CHANGED,)) as [block]:
         await trio.sleep(1000)
         assert not block.entered.is_set()
-        async with open_scripted_link(revision, EVERYTHING, recorder=ear) as (link, peer):
-            ear.listening.attach(link.caller)
+        async with open_scripted_link(revision, EVERYTHING, recorder=subscriber) as (link, peer):
+            subscriber.listening.attach(link.caller)
             await agree(peer, revision)
             assert block.entered.is_set()
-            assert block.heard == []  # it had heard nothing before, so it has missed nothing
+            assert block.received == []  # it was never subscribed before, so it has missed no change
 
 
 @ERAS
-async def test_a_session_that_is_lost_while_a_block_is_entered_is_made_good_by_the_next(
+async def test_a_block_whose_session_is_lost_on_entering_uses_the_next_session(
     revision: str, autojump_clock: MockClock
 ) -> None:
-    ear = Ear()
+    subscriber = Subscriber()
     asks = LISTEN if revision == LATEST else SUBSCRIBE
-    async with blocks(ear.listening, (TOOLS_CHANGED, ONE)) as [block]:
-        async with open_scripted_link(revision, EVERYTHING, recorder=ear) as (link, peer):
-            ear.listening.attach(link.caller)
+    async with blocks(subscriber.listening, (TOOLS_CHANGED, ONE)) as [block]:
+        async with open_scripted_link(revision, EVERYTHING, recorder=subscriber) as (link, peer):
+            subscriber.listening.attach(link.caller)
             await peer.take(asks)
         assert not block.entered.is_set()
-        async with open_scripted_link(revision, EVERYTHING, recorder=ear) as (link, peer):
-            ear.listening.attach(link.caller)
+        async with open_scripted_link(revision, EVERYTHING, recorder=subscriber) as (link, peer):
+            subscriber.listening.attach(link.caller)
             await agree(peer, revision, ("r://one",))
             assert block.entered.is_set()
-            assert block.heard == []
+            assert block.received == []
 
 
 async def test_the_next_session_may_be_of_another_era(autojump_clock: MockClock) -> None:
-    ear = Ear()
-    async with blocks(ear.listening, (TOOLS_CHANGED, ONE)) as [block]:
+    subscriber = Subscriber()
+    async with blocks(subscriber.listening, (TOOLS_CHANGED, ONE)) as [block]:
         for gaps, revision in enumerate([LATEST, OLD, LATEST]):
-            async with open_scripted_link(revision, EVERYTHING, recorder=ear) as (link, peer):
-                ear.listening.attach(link.caller)
+            async with open_scripted_link(revision, EVERYTHING, recorder=subscriber) as (link, peer):
+                subscriber.listening.attach(link.caller)
                 await agree(peer, revision, ("r://one",))
-                assert block.heard == [TOOLS_CHANGED, ONE] * gaps
+                assert block.received == [TOOLS_CHANGED, ONE] * gaps
 
 
-async def test_what_the_next_server_does_not_declare_is_missing_or_an_error(autojump_clock: MockClock) -> None:
-    ear = Ear()
-    async with blocks(ear.listening, (TOOLS_CHANGED, ONE)) as [block]:
-        async with open_scripted_link(OLD, EVERYTHING, recorder=ear) as (link, peer):
-            ear.listening.attach(link.caller)
+async def test_changes_that_the_next_server_does_not_declare_are_missing(autojump_clock: MockClock) -> None:
+    subscriber = Subscriber()
+    async with blocks(subscriber.listening, (TOOLS_CHANGED, ONE)) as [block]:
+        async with open_scripted_link(OLD, EVERYTHING, recorder=subscriber) as (link, peer):
+            subscriber.listening.attach(link.caller)
             await agree(peer, OLD, ("r://one",))
-        async with open_scripted_link(OLD, LISTS, recorder=ear) as (link, peer):
-            ear.listening.attach(link.caller)
+        async with open_scripted_link(OLD, LISTS, recorder=subscriber) as (link, peer):
+            subscriber.listening.attach(link.caller)
             await wait_all_tasks_blocked()
             assert block.changes is not None
             assert block.changes.missing == (ONE,)
-            assert block.heard == [TOOLS_CHANGED]
-        async with open_scripted_link(OLD, {}, recorder=ear) as (link, peer):
-            ear.listening.attach(link.caller)
+            assert block.received == [TOOLS_CHANGED]
+        async with open_scripted_link(OLD, {}, recorder=subscriber) as (link, peer):
+            subscriber.listening.attach(link.caller)
             await block.failed(SubscriptionUnsupported)
 
 
 @ERAS
-async def test_when_no_other_session_is_to_be_expected_nobody_waits_for_one(
-    revision: str, autojump_clock: MockClock
-) -> None:
-    ear = Ear()
-    async with blocks(ear.listening, (TOOLS_CHANGED,)) as [waiting]:
-        async with open_scripted_link(revision, EVERYTHING, recorder=ear) as (link, peer):
-            ear.listening.attach(link.caller)
+async def test_no_block_waits_if_no_further_session_is_expected(revision: str, autojump_clock: MockClock) -> None:
+    subscriber = Subscriber()
+    async with blocks(subscriber.listening, (TOOLS_CHANGED,)) as [waiting]:
+        async with open_scripted_link(revision, EVERYTHING, recorder=subscriber) as (link, peer):
+            subscriber.listening.attach(link.caller)
             await agree(peer, revision)
         assert waiting.changes is not None
-        ear.listening.connection_lost(SessionClosed("the server is not there any more"))
+        subscriber.listening.connection_lost(SessionClosed("the server has gone"))
         error = await waiting.failed(SessionClosed)
-        assert str(error) == "the server is not there any more"
-        with pytest.raises(SessionClosed, match="not there any more"):
-            async with ear.listening.listen(tools=True):
+        assert str(error) == "the server has gone"
+        with pytest.raises(SessionClosed, match="has gone"):
+            async with subscriber.listening.listen(tools=True):
                 pass
-        async with open_scripted_link(revision, EVERYTHING, recorder=ear) as (link, peer):  # and now it is again
-            ear.listening.attach(link.caller)
-            async with blocks(ear.listening, (TOOLS_CHANGED,)) as [another]:
+        async with open_scripted_link(revision, EVERYTHING, recorder=subscriber) as (link, peer):  # the server is back
+            subscriber.listening.attach(link.caller)
+            async with blocks(subscriber.listening, (TOOLS_CHANGED,)) as [another]:
                 await agree(peer, revision)
                 assert another.entered.is_set()
 
@@ -1033,7 +1038,7 @@ async def test_when_no_other_session_is_to_be_expected_nobody_waits_for_one(
 async def test_when_the_client_is_closed_every_block_ends(
     revision: str, entered: bool, autojump_clock: MockClock
 ) -> None:
-    async with played(revision) as (listening, _, peer), blocks(listening, (TOOLS_CHANGED, ONE)) as [block]:
+    async with open_scripted(revision) as (listening, _, peer), blocks(listening, (TOOLS_CHANGED, ONE)) as [block]:
         if entered:
             request = (await agree(peer, revision, ("r://one",)))[0]
             await peer.notify(TOOLS_CHANGED.kind.method, subscription=request if revision == LATEST else None)
@@ -1051,10 +1056,10 @@ async def test_when_the_client_is_closed_every_block_ends(
 
 @ERAS
 @pytest.mark.parametrize("entered", [True, False])
-async def test_what_closes_the_client_is_raised_after_what_was_heard(
+async def test_the_reason_of_closing_is_raised_after_the_received_changes(
     revision: str, entered: bool, autojump_clock: MockClock
 ) -> None:
-    async with played(revision) as (listening, _, peer), blocks(listening, (TOOLS_CHANGED, ONE)) as [block]:
+    async with open_scripted(revision) as (listening, _, peer), blocks(listening, (TOOLS_CHANGED, ONE)) as [block]:
         if entered:
             request = (await agree(peer, revision, ("r://one",)))[0]
             await peer.notify(TOOLS_CHANGED.kind.method, subscription=request if revision == LATEST else None)
@@ -1063,7 +1068,7 @@ async def test_what_closes_the_client_is_raised_after_what_was_heard(
         listening.closed()  # it is closed already
         error = await block.failed(SessionClosed)
         assert str(error) == "the server has exited"
-        assert block.heard == [TOOLS_CHANGED] * entered
+        assert block.received == [TOOLS_CHANGED] * entered
         with pytest.raises(SessionClosed, match="has exited"):
             async with listening.listen(tools=True):
                 pass
@@ -1072,24 +1077,24 @@ async def test_what_closes_the_client_is_raised_after_what_was_heard(
 # Waiting.
 
 
-async def test_two_tasks_do_not_share_what_is_heard(autojump_clock: MockClock) -> None:
-    async with played(OLD) as (listening, _, peer), listening.listen(tools=True) as changes:
+async def test_two_tasks_cannot_iterate_over_one_subscription(autojump_clock: MockClock) -> None:
+    async with open_scripted(OLD) as (listening, _, peer), listening.listen(tools=True) as changes:
         async with trio.open_nursery() as nursery:
             nursery.start_soon(changes.__anext__)
             await wait_all_tasks_blocked()
             with pytest.raises(UsageError, match="another task"):
                 await anext(changes)
-            await tell(peer, TOOLS_CHANGED)
-        await tell(peer, TOOLS_CHANGED)
+            await send_change(peer, TOOLS_CHANGED)
+        await send_change(peer, TOOLS_CHANGED)
         assert await anext(changes) == TOOLS_CHANGED
 
 
 async def test_a_cancelled_wait_loses_no_change(autojump_clock: MockClock) -> None:
-    async with played(OLD) as (listening, _, peer), listening.listen(tools=True, prompts=True) as changes:
+    async with open_scripted(OLD) as (listening, _, peer), listening.listen(tools=True, prompts=True) as changes:
         with trio.move_on_after(5) as scope:
             await anext(changes)
         assert scope.cancelled_caught
-        await tell(peer, TOOLS_CHANGED)
+        await send_change(peer, TOOLS_CHANGED)
         with trio.CancelScope() as scope:
             scope.cancel()
             await anext(changes)
@@ -1097,7 +1102,7 @@ async def test_a_cancelled_wait_loses_no_change(autojump_clock: MockClock) -> No
         assert await anext(changes) == TOOLS_CHANGED
 
 
-async def test_notices_of_other_things_are_for_others(autojump_clock: MockClock) -> None:
+async def test_other_notifications_are_not_consumed(autojump_clock: MockClock) -> None:
     async with open_scripted_link(OLD, {**EVERYTHING, "logging": {}}) as (link, peer):
         listening = SubscriptionManager(Limits())
         listening.attach(link.caller)
