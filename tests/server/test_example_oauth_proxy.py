@@ -1,4 +1,4 @@
-"""The example of a proxy before an identity provider: a whole flow, and all who try to get in by another way."""
+"""The example of an OAuth proxy in front of an identity provider: the whole flow, its errors, and attacks."""
 
 from __future__ import annotations
 
@@ -54,8 +54,8 @@ FORM = {"Content-Type": "application/x-www-form-urlencoded"}
 
 
 @attrs.define
-class House:
-    """The program, its provider, and one user at a browser."""
+class ProxySetup:
+    """The proxy, its identity provider, and one user with a browser."""
 
     site: AuthSite
     web: HttpClient
@@ -99,13 +99,13 @@ class House:
         return await self.post("/consent", ticket=ticket_of(question), decision=decision)
 
     def sign_in(self, answer: Answer) -> dict[str, str]:
-        """What the provider sends the browser back with."""
+        """The parameters with which the provider sends the browser back."""
         assert answer.status == 303, answer.body
         return dict(parse_qsl(self.site.server.browse(answer.headers["Location"])))
 
     async def code(self, client: dict[str, Any], **changes: str | None) -> str:
         back = self.sign_in(await self.agree(await self.ask(client, **changes)))
-        return returned(await self.get("/callback", **back))["code"]
+        return parameters_of(await self.get("/callback", **back))["code"]
 
     async def redeem(self, client: dict[str, Any], code: str, **changes: str | None) -> Answer:
         fields = {"grant_type": "authorization_code", "code": code, "redirect_uri": CALLBACK, "resource": RESOURCE}
@@ -134,8 +134,8 @@ def ticket_of(question: Answer) -> str:
     return found[1]
 
 
-def returned(answer: Answer) -> dict[str, str]:
-    """What the client is told, at its own redirect URI and nowhere else."""
+def parameters_of(answer: Answer) -> dict[str, str]:
+    """The parameters for the client, which must be sent to its own redirect URI."""
     assert answer.status == 303, answer.body
     assert answer.headers["Location"].startswith(f"{CALLBACK}&")
     found = dict(parse_qsl(urlsplit(answer.headers["Location"]).query))
@@ -143,21 +143,21 @@ def returned(answer: Answer) -> dict[str, str]:
     return found
 
 
-def sorry(answer: Answer, words: str) -> None:
-    """The user is told, and stays where he is."""
+def assert_error_page(answer: Answer, words: str) -> None:
+    """The user sees an error page, and is not redirected."""
     assert (answer.status, answer.type) == (400, "text/html")
     assert words in answer.body.decode().replace("&#x27;", "'")
     assert "Location" not in answer.headers
     assert "frame-ancestors 'none'" in answer.headers["Content-Security-Policy"]
 
 
-def refused(answer: Answer, error: str, status: int = 400) -> None:
+def assert_refused(answer: Answer, error: str, status: int = 400) -> None:
     assert (answer.status, answer.json["error"]) == (status, error)
     assert answer.headers["Cache-Control"] == "no-store"
 
 
 @asynccontextmanager
-async def house(**settings: Any) -> AsyncIterator[House]:
+async def running_proxy(**settings: Any) -> AsyncIterator[ProxySetup]:
     known = {"proxy": {"client_secret": SECRET, "redirect_uris": [f"{PUBLIC}/callback"]}}
     async with auth_site(clients=known, **PROVIDER, **settings) as site:
         for name in ("userinfo", "revocation"):
@@ -166,7 +166,7 @@ async def house(**settings: Any) -> AsyncIterator[House]:
         app, _ = notes.make_app(PUBLIC, provider)
         async with hosted(app) as web:
             web.headers["Host"] = "notes.example.com"
-            yield House(site, web, app.state.proxy)
+            yield ProxySetup(site, web, app.state.proxy)
 
 
 # The whole flow.
@@ -175,36 +175,36 @@ async def house(**settings: Any) -> AsyncIterator[House]:
 @req("auth-06", "auth-11", "auth-30", "auth-33", "auth-101", "auth-102")
 @pytest.mark.parametrize("method", ["none", "client_secret_post", "client_secret_basic"])
 async def test_a_user_signs_in_at_the_provider_and_calls_a_tool(method: str, mock_clock: MockClock) -> None:
-    async with house() as here:
-        client = await here.register(token_endpoint_auth_method=method)
-        code = await here.code(client)
+    async with running_proxy() as env:
+        client = await env.register(token_endpoint_auth_method=method)
+        code = await env.code(client)
         proof: dict[str, str | None] = {}
         if method == "client_secret_post":
             proof = {"client_secret": client["client_secret"]}
         elif method == "client_secret_basic":
             pair = f"{client['client_id']}:{client['client_secret']}".encode()
             proof = {"client_id": None, "authorization": f"Basic {base64.b64encode(pair).decode()}"}
-        answer = await here.redeem(client, code, **proof)
+        answer = await env.redeem(client, code, **proof)
         assert answer.headers["Cache-Control"] == "no-store"
         tokens = answer.json
         assert (tokens["token_type"], tokens["scope"]) == ("Bearer", "notes:read notes:write")
-        written = await here.call(tokens, "write", text="milk")
+        written = await env.call(tokens, "write", text="milk")
         assert written.result["content"][0]["text"] == "ada has 1 notes."
-        assert (await here.call(tokens)).result["structuredContent"] == ["milk"]
-        assert (await here.call(tokens, "who_am_i")).result["content"][0]["text"] == "ada"
+        assert (await env.call(tokens)).result["structuredContent"] == ["milk"]
+        assert (await env.call(tokens, "who_am_i")).result["content"][0]["text"] == "ada"
 
 
 @req("auth-09", "auth-10", "auth-36", "auth-60")
 async def test_clients_of_every_revision_find_the_endpoints(mock_clock: MockClock) -> None:
-    async with house() as here:
-        refusal = await here.web.post(request("tools/list"))
+    async with running_proxy() as env:
+        refusal = await env.web.post(request("tools/list"))
         assert refusal.status == 401
-        resource = (await here.web.send("GET", "/.well-known/oauth-protected-resource/mcp")).json
+        resource = (await env.web.send("GET", "/.well-known/oauth-protected-resource/mcp")).json
         assert (resource["resource"], resource["authorization_servers"]) == (RESOURCE, [PUBLIC])
-        said = (await here.web.send("GET", "/.well-known/oauth-authorization-server")).json
+        said = (await env.web.send("GET", "/.well-known/oauth-authorization-server")).json
         assert said["issuer"] == PUBLIC
         for name, path in (("authorization", "authorize"), ("token", "token"), ("registration", "register")):
-            assert said[f"{name}_endpoint"] == f"{PUBLIC}/{path}"  # where those of 2025-03-26 look by themselves
+            assert said[f"{name}_endpoint"] == f"{PUBLIC}/{path}"  # the default paths of 2025-03-26
         assert said["code_challenge_methods_supported"] == ["S256"]
         assert said["authorization_response_iss_parameter_supported"] is True
 
@@ -212,23 +212,30 @@ async def test_clients_of_every_revision_find_the_endpoints(mock_clock: MockCloc
 @req("auth-49", "auth-50")
 async def test_neither_side_gets_a_token_of_the_other(mock_clock: MockClock, caplog: pytest.LogCaptureFixture) -> None:
     caplog.set_level(logging.DEBUG)
-    async with house() as here:
-        client = await here.register()
-        tokens = await here.tokens(client)
-        theirs = [*here.site.server.tokens, *here.site.server.refresh_tokens]
+    async with running_proxy() as env:
+        client = await env.register()
+        tokens = await env.tokens(client)
+        theirs = [*env.site.server.tokens, *env.site.server.refresh_tokens]
         ours = [tokens["access_token"], tokens["refresh_token"]]
         assert len(theirs) == 2
         for each in theirs:
             assert each not in json.dumps(tokens)
-            assert (await here.call(each)).status == 401
-        await here.call(tokens, "who_am_i")
-        refreshed = (await here.refresh(client, tokens)).json
+            assert (await env.call(each)).status == 401
+        await env.call(tokens, "who_am_i")
+        refreshed = (await env.refresh(client, tokens)).json
         ours += [refreshed["access_token"], refreshed["refresh_token"]]
-        sent = repr([(each.fields, dict(each.headers)) for each in here.site.server.asked])
+        sent = repr([(each.fields, dict(each.headers)) for each in env.site.server.asked])
         assert not [each for each in ours if each in sent]
-        assert VERIFIER not in sent  # PKCE of each leg is its own
-        secrets = [*ours, *theirs, *here.site.server.tokens, *here.site.server.refresh_tokens, SECRET, VERIFIER]
-        held = repr(vars(here.proxy))
+        assert VERIFIER not in sent  # the proxy has its own PKCE at the provider
+        secrets = [
+            *ours,
+            *theirs,
+            *env.site.server.tokens,
+            *env.site.server.refresh_tokens,
+            SECRET,
+            VERIFIER,
+        ]
+        held = repr(vars(env.proxy))
         assert not [each for each in secrets if each in caplog.text + held]
 
 
@@ -257,39 +264,41 @@ async def test_neither_side_gets_a_token_of_the_other(mock_clock: MockClock, cap
         ({"redirect_uris": [CALLBACK], "client_name": 7}, "invalid_client_metadata"),
     ],
 )
-async def test_what_cannot_be_registered(said: Any, error: str, mock_clock: MockClock) -> None:
-    async with house() as here:
+async def test_invalid_registrations_are_refused(said: Any, error: str, mock_clock: MockClock) -> None:
+    async with running_proxy() as env:
         body = said if isinstance(said, bytes) else json.dumps(said).encode()
-        refused(await here.web.send("POST", "/register", {}, body), error)
-        assert not here.proxy.clients
+        assert_refused(await env.web.send("POST", "/register", {}, body), error)
+        assert not env.proxy.clients
 
 
-async def test_what_is_sent_and_kept_is_bounded(mock_clock: MockClock, monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_the_size_and_the_number_of_registrations_are_limited(
+    mock_clock: MockClock, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setattr("oauth_proxy.proxy.MAX_CLIENTS", 2)
-    async with house() as here:
-        refused(await here.web.send("POST", "/register", {}, b" " * 100_000), "invalid_request", 413)
-        first, *_, last = [await here.register() for _ in range(3)]
-        assert len(here.proxy.clients) == 2
-        sorry(await here.ask(first), "it has to register")
-        ticket_of(await here.ask(last))
+    async with running_proxy() as env:
+        assert_refused(await env.web.send("POST", "/register", {}, b" " * 100_000), "invalid_request", 413)
+        first, *_, last = [await env.register() for _ in range(3)]
+        assert len(env.proxy.clients) == 2
+        assert_error_page(await env.ask(first), "it has to register")
+        ticket_of(await env.ask(last))
 
 
-def test_a_shelf_keeps_no_secret_nothing_for_long_and_not_much(mock_clock: MockClock) -> None:
+def test_a_secret_store_limits_time_and_number_and_keeps_no_secret(mock_clock: MockClock) -> None:
     async def main() -> None:
-        shelf = kept.SecretStore(10.0, max_values=2)
-        secrets = [shelf.add(number) for number in range(3)]
-        assert [shelf.get(each) for each in secrets] == [None, 1, 2]
-        assert not [each for each in secrets if each in repr(vars(shelf))]
-        assert [shelf.take(secrets[2]), shelf.take(secrets[2])] == [2, None]
+        secret_store = kept.SecretStore(10.0, max_values=2)
+        secrets = [secret_store.add(number) for number in range(3)]
+        assert [secret_store.get(each) for each in secrets] == [None, 1, 2]
+        assert not [each for each in secrets if each in repr(vars(secret_store))]
+        assert [secret_store.take(secrets[2]), secret_store.take(secrets[2])] == [2, None]
         mock_clock.jump(10)
-        assert shelf.get(secrets[1]) is None
-        shelf.add(3)
-        assert len(shelf) == 1
+        assert secret_store.get(secrets[1]) is None
+        secret_store.add(3)
+        assert len(secret_store) == 1
 
     trio.run(main, clock=mock_clock)
 
 
-# The question.
+# The consent page.
 
 
 @req("auth-25", "auth-32", "auth-56", "auth-57", "auth-114")
@@ -309,23 +318,25 @@ def test_a_shelf_keeps_no_secret_nothing_for_long_and_not_much(mock_clock: MockC
         ({"resource": "https://other.example/mcp"}, "tokens from here are for"),
     ],
 )
-async def test_what_is_not_even_asked(changes: dict[str, Any], words: str, mock_clock: MockClock) -> None:
-    async with house() as here:
-        sorry(await here.ask(await here.register(), **changes), words)
-        assert not here.site.server.of("authorize")
+async def test_an_invalid_authorization_request_gets_an_error_page(
+    changes: dict[str, Any], words: str, mock_clock: MockClock
+) -> None:
+    async with running_proxy() as env:
+        assert_error_page(await env.ask(await env.register(), **changes), words)
+        assert not env.site.server.of("authorize")
 
 
-async def test_a_parameter_that_came_twice_is_no_parameter(mock_clock: MockClock) -> None:
-    async with house() as here:
-        sorry(await here.web.send("GET", "/authorize?client_id=a&client_id=b"), "came twice")
+async def test_a_repeated_parameter_is_refused(mock_clock: MockClock) -> None:
+    async with running_proxy() as env:
+        assert_error_page(await env.web.send("GET", "/authorize?client_id=a&client_id=b"), "came twice")
 
 
 @req("auth-57", "auth-88", "auth-115")
-async def test_the_user_is_asked_each_time_and_sees_who_asks_for_what(mock_clock: MockClock) -> None:
-    async with house() as here:
-        client = await here.register(client_name='<script>"App"</script>')
+async def test_the_user_is_asked_each_time_and_sees_client_and_scopes(mock_clock: MockClock) -> None:
+    async with running_proxy() as env:
+        client = await env.register(client_name='<script>"App"</script>')
         for _ in range(2):
-            question = await here.ask(client)
+            question = await env.ask(client)
             text = question.body.decode()
             assert "&lt;script&gt;&quot;App&quot;&lt;/script&gt;" in text
             assert "<script>" not in text
@@ -337,96 +348,99 @@ async def test_the_user_is_asked_each_time_and_sees_who_asks_for_what(mock_clock
             cookie = question.headers["Set-Cookie"]
             assert cookie.startswith("__Host-browser=")
             assert {"Secure", "HttpOnly", "Path=/", "SameSite=lax"} <= {*cookie.split("; ")}
-            assert not here.site.server.of("authorize")  # nobody was sent on
-        disguised = await here.register(client_name="\u202eknab ruoY\n")
-        assert "<h1>knab ruoY asks for access</h1>" in (await here.ask(disguised)).body.decode()
-        nameless = await here.register(client_name="\u200b")
-        assert "<h1>A program without a name asks" in (await here.ask(nameless)).body.decode()
-        local = await here.register(redirect_uris=["http://127.0.0.1:3000/back"])
-        question = await here.ask(local, redirect_uri="http://127.0.0.1:3000/back", scope="notes:read other")
+            assert not env.site.server.of("authorize")  # the browser was not sent to the provider
+        disguised = await env.register(client_name="\u202eknab ruoY\n")
+        assert "<h1>knab ruoY asks for access</h1>" in (await env.ask(disguised)).body.decode()
+        nameless = await env.register(client_name="\u200b")
+        assert "<h1>A program without a name asks" in (await env.ask(nameless)).body.decode()
+        local = await env.register(redirect_uris=["http://127.0.0.1:3000/back"])
+        question = await env.ask(local, redirect_uri="http://127.0.0.1:3000/back", scope="notes:read other")
         assert "<b>on this computer</b>" in question.body.decode()
         assert "write notes" not in question.body.decode()
 
 
-async def test_a_user_who_denies_is_believed(mock_clock: MockClock) -> None:
-    async with house() as here:
-        answer = await here.agree(await here.ask(await here.register()), "deny")
-        assert returned(answer) == {"error": "access_denied"}
-        assert not here.proxy.states._values
+async def test_the_denial_of_the_user_is_returned(mock_clock: MockClock) -> None:
+    async with running_proxy() as env:
+        answer = await env.agree(await env.ask(await env.register()), "deny")
+        assert parameters_of(answer) == {"error": "access_denied"}
+        assert not env.proxy.states._values
 
 
 @req("auth-32", "auth-57")
-async def test_nobody_agrees_for_the_user(mock_clock: MockClock) -> None:
-    async with house() as here:
-        client = await here.register()
-        question = await here.ask(client)
-        own = here.cookie
+async def test_consent_needs_the_cookie_and_the_ticket_of_the_user(mock_clock: MockClock) -> None:
+    async with running_proxy() as env:
+        client = await env.register()
+        question = await env.ask(client)
+        own = env.cookie
         for cookie in (None, "__Host-browser=mallory"):  # a form on another page, or in another browser
-            here.cookie = cookie
-            sorry(await here.agree(question), "begin anew")
-            here.cookie = own
-            sorry(await here.agree(question), "begin anew")  # and it is worth nothing any more
-            question = await here.ask(client)
-        sorry(await here.post("/consent", decision="allow"), "begin anew")
-        assert (await here.agree(question)).status == 303
-        sorry(await here.agree(question), "begin anew")
-        late = await here.ask(client)
+            env.cookie = cookie
+            assert_error_page(await env.agree(question), "begin anew")
+            env.cookie = own
+            assert_error_page(await env.agree(question), "begin anew")  # the attempt made the ticket invalid
+            question = await env.ask(client)
+        assert_error_page(await env.post("/consent", decision="allow"), "begin anew")
+        assert (await env.agree(question)).status == 303
+        assert_error_page(await env.agree(question), "begin anew")
+        late = await env.ask(client)
         mock_clock.jump(601)
-        sorry(await here.agree(late), "begin anew")
+        assert_error_page(await env.agree(late), "begin anew")
 
 
-async def test_two_questions_in_one_browser_do_not_disturb_each_other(mock_clock: MockClock) -> None:
-    async with house() as here:
-        client = await here.register()
-        first, second = await here.ask(client), await here.ask(client)
+async def test_two_flows_in_one_browser_are_independent(mock_clock: MockClock) -> None:
+    async with running_proxy() as env:
+        client = await env.register()
+        first, second = await env.ask(client), await env.ask(client)
         for question in (first, second):
-            assert "code" in returned(await here.get("/callback", **here.sign_in(await here.agree(question))))
+            assert "code" in parameters_of(await env.get("/callback", **env.sign_in(await env.agree(question))))
 
 
 # The return from the provider.
 
 
 @req("auth-32")
-async def test_a_return_belongs_to_the_browser_that_agreed_and_is_good_once(mock_clock: MockClock) -> None:
-    async with house() as here:
-        client = await here.register()
-        back = here.sign_in(await here.agree(await here.ask(client)))
-        own, here.cookie = here.cookie, "__Host-browser=victim"  # who was sent a link that somebody else began
-        sorry(await here.get("/callback", **back), "begin anew")
-        here.cookie = own
-        back = here.sign_in(await here.agree(await here.ask(client)))
-        sorry(await here.get("/callback", **{**back, "state": "another"}), "begin anew")
-        assert "code" in returned(await here.get("/callback", **back))
-        sorry(await here.get("/callback", **back), "begin anew")
-        back = here.sign_in(await here.agree(await here.ask(client)))
+async def test_a_callback_is_valid_once_and_in_the_browser_of_the_consent(mock_clock: MockClock) -> None:
+    async with running_proxy() as env:
+        client = await env.register()
+        back = env.sign_in(await env.agree(await env.ask(client)))
+        own, env.cookie = (
+            env.cookie,
+            "__Host-browser=victim",
+        )  # the victim got the link of an attacker's flow
+        assert_error_page(await env.get("/callback", **back), "begin anew")
+        env.cookie = own
+        back = env.sign_in(await env.agree(await env.ask(client)))
+        assert_error_page(await env.get("/callback", **{**back, "state": "another"}), "begin anew")
+        assert "code" in parameters_of(await env.get("/callback", **back))
+        assert_error_page(await env.get("/callback", **back), "begin anew")
+        back = env.sign_in(await env.agree(await env.ask(client)))
         mock_clock.jump(601)
-        sorry(await here.get("/callback", **back), "begin anew")
-        assert not here.site.server.of("token")[1:]
+        assert_error_page(await env.get("/callback", **back), "begin anew")
+        assert not env.site.server.of("token")[1:]
 
 
 @pytest.mark.parametrize("changes", [{"iss": "https://evil.example"}, {"iss": None}])
-async def test_the_answer_of_another_server_is_not_taken(changes: dict[str, Any], mock_clock: MockClock) -> None:
-    async with house() as here:
-        back = here.sign_in(await here.agree(await here.ask(await here.register())))
-        sorry(await here.get("/callback", **{**back, **changes}), "not of the server that was asked")
-        assert not here.site.server.of("token")
+async def test_the_callback_of_another_server_is_refused(changes: dict[str, Any], mock_clock: MockClock) -> None:
+    async with running_proxy() as env:
+        back = env.sign_in(await env.agree(await env.ask(await env.register())))
+        assert_error_page(await env.get("/callback", **{**back, **changes}), "not of the server that was asked")
+        assert not env.site.server.of("token")
 
 
-async def test_a_provider_that_does_not_say_who_it_is_need_not(mock_clock: MockClock) -> None:
-    async with house(iss=None) as here:
-        assert (await here.tokens(await here.register()))["access_token"]
+async def test_a_provider_without_iss_in_its_metadata_need_not_send_it(mock_clock: MockClock) -> None:
+    async with running_proxy(iss=None) as env:
+        assert (await env.tokens(await env.register()))["access_token"]
 
 
 @req("auth-32")
 @pytest.mark.parametrize(
     ("error", "told"), [("access_denied", "access_denied"), ("temporarily_unavailable", "server_error")]
 )
-async def test_a_provider_that_refuses_is_passed_on_without_its_words(
+async def test_an_error_of_the_provider_is_returned_without_its_text(
     error: str, told: str, mock_clock: MockClock
 ) -> None:
-    async with house(denies={"error": error, "error_description": "call +1 555"}) as here:
-        back = here.sign_in(await here.agree(await here.ask(await here.register())))
-        assert returned(await here.get("/callback", **back)) == {"error": told}
+    async with running_proxy(denies={"error": error, "error_description": "call +1 555"}) as env:
+        back = env.sign_in(await env.agree(await env.ask(await env.register())))
+        assert parameters_of(await env.get("/callback", **back)) == {"error": told}
 
 
 @req("auth-32")
@@ -441,23 +455,23 @@ async def test_a_provider_that_refuses_is_passed_on_without_its_words(
         ("code", "forged", "access_denied"),
     ],
 )
-async def test_a_provider_that_fails_costs_this_flow_only(
+async def test_a_failure_of_the_provider_fails_only_this_flow(
     kind: str, how: str, told: str, mock_clock: MockClock
 ) -> None:
-    async with house() as here:
-        client = await here.register()
-        back = here.sign_in(await here.agree(await here.ask(client)))
+    async with running_proxy() as env:
+        client = await env.register()
+        back = env.sign_in(await env.agree(await env.ask(client)))
         if how in ("unanswered", "unavailable"):
-            getattr(here.site, how).add(kind)
+            getattr(env.site, how).add(kind)
         elif how == "redirected":
-            here.site.server.redirects["/token"] = f"{here.site.issuer}/elsewhere"
+            env.site.server.redirects["/token"] = f"{env.site.issuer}/elsewhere"
         else:
-            here.site.server.codes[back["code"]]["code_challenge"] = "of another flow"  # a code that was injected
-        assert returned(await here.get("/callback", **back)) == {"error": told}
-        here.site.unanswered.clear()
-        here.site.unavailable.clear()
-        here.site.server.redirects.clear()
-        assert (await here.call(await here.tokens(client))).status == 200
+            env.site.server.codes[back["code"]]["code_challenge"] = "of another flow"  # an injected code
+        assert parameters_of(await env.get("/callback", **back)) == {"error": told}
+        env.site.unanswered.clear()
+        env.site.unavailable.clear()
+        env.site.server.redirects.clear()
+        assert (await env.call(await env.tokens(client))).status == 200
 
 
 @pytest.mark.parametrize(
@@ -468,7 +482,7 @@ async def test_a_provider_that_fails_costs_this_flow_only(
         ({"userinfo_endpoint": None}, "has no userinfo_endpoint"),
     ],
 )
-async def test_a_provider_has_its_own_metadata_and_pkce(metadata: dict[str, Any], why: str) -> None:
+async def test_a_provider_needs_valid_metadata_and_pkce(metadata: dict[str, Any], why: str) -> None:
     metadata = {"userinfo_endpoint": "https://evil.example/userinfo", **metadata}
     async with auth_site(path="/.well-known/openid-configuration", metadata=metadata) as site:
         with pytest.raises(upstream.Refused, match=why):
@@ -489,13 +503,13 @@ async def test_the_endpoints_of_a_provider_may_have_a_query(
         return answered(server, request)
 
     answered = AuthServer.answer
-    async with house() as here:
+    async with running_proxy() as env:
         for name in ("authorization", "token", "userinfo"):
-            here.proxy.upstream.metadata[f"{name}_endpoint"] += "?tenant=one"
+            env.proxy.upstream.metadata[f"{name}_endpoint"] += "?tenant=one"
         monkeypatch.setattr(AuthServer, "answer", answer)
-        await here.code(await here.register())
+        await env.code(await env.register())
         assert asked == [("/token", "tenant=one"), ("/userinfo", "tenant=one")]
-        assert here.site.server.of("authorize")[0]["tenant"] == "one"
+        assert env.site.server.of("authorize")[0]["tenant"] == "one"
 
 
 # Codes and tokens.
@@ -515,21 +529,21 @@ async def test_the_endpoints_of_a_provider_may_have_a_query(
         ({"grant_type": None}, "unsupported_grant_type"),
     ],
 )
-async def test_a_code_is_for_what_it_was_given_for(changes: Any, error: str, mock_clock: MockClock) -> None:
-    async with house() as here:
-        client = await here.register()
-        fields = {"code": await here.code(client), **changes}
-        refused(await here.redeem(client, **fields), error)
-        assert len(here.proxy.access_tokens) == 0
+async def test_a_code_is_valid_only_for_its_own_request(changes: Any, error: str, mock_clock: MockClock) -> None:
+    async with running_proxy() as env:
+        client = await env.register()
+        fields = {"code": await env.code(client), **changes}
+        assert_refused(await env.redeem(client, **fields), error)
+        assert len(env.proxy.access_tokens) == 0
 
 
 @req("auth-06", "auth-33")
-async def test_a_client_is_who_it_says_or_gets_nothing(mock_clock: MockClock) -> None:
-    async with house() as here:
-        public, other = await here.register(), await here.register()
-        post = await here.register(token_endpoint_auth_method="client_secret_post")
-        code = await here.code(public)
-        refused(await here.redeem(other, code), "invalid_grant")
+async def test_a_client_must_authenticate_as_it_has_registered(mock_clock: MockClock) -> None:
+    async with running_proxy() as env:
+        public, other = await env.register(), await env.register()
+        post = await env.register(token_endpoint_auth_method="client_secret_post")
+        code = await env.code(public)
+        assert_refused(await env.redeem(other, code), "invalid_grant")
         basic = base64.b64encode(f"{post['client_id']}:{post['client_secret']}".encode()).decode()
         wrong: list[dict[str, str | None]] = [
             {"client_id": None},
@@ -537,124 +551,124 @@ async def test_a_client_is_who_it_says_or_gets_nothing(mock_clock: MockClock) ->
             {"client_secret": "a public one has none"},
             {"client_id": post["client_id"]},
             {"client_id": post["client_id"], "client_secret": "wrong"},
-            {"client_id": None, "authorization": f"Basic {basic}"},  # which is not how it has registered
+            {"client_id": None, "authorization": f"Basic {basic}"},  # it has registered another method
             {"client_id": None, "authorization": "Basic ="},
         ]
         for changes in wrong:
-            answer = await here.redeem(public, code, **changes)
-            refused(answer, "invalid_client", 401)
+            answer = await env.redeem(public, code, **changes)
+            assert_refused(answer, "invalid_client", 401)
             assert answer.headers["WWW-Authenticate"] == "Basic"
-        assert (await here.redeem(public, code)).status == 200
+        assert (await env.redeem(public, code)).status == 200
 
 
 @req("auth-28")
-async def test_a_code_that_is_used_twice_takes_all_with_it(mock_clock: MockClock) -> None:
-    async with house() as here:
-        client = await here.register()
-        code = await here.code(client)
-        tokens = (await here.redeem(client, code)).json
-        assert (await here.call(tokens)).status == 200
-        refused(await here.redeem(client, code), "invalid_grant")
-        assert (await here.call(tokens)).status == 401
-        refused(await here.refresh(client, tokens), "invalid_grant")
-        late = await here.code(client)
+async def test_a_code_that_is_used_twice_revokes_its_tokens(mock_clock: MockClock) -> None:
+    async with running_proxy() as env:
+        client = await env.register()
+        code = await env.code(client)
+        tokens = (await env.redeem(client, code)).json
+        assert (await env.call(tokens)).status == 200
+        assert_refused(await env.redeem(client, code), "invalid_grant")
+        assert (await env.call(tokens)).status == 401
+        assert_refused(await env.refresh(client, tokens), "invalid_grant")
+        late = await env.code(client)
         mock_clock.jump(61)
-        refused(await here.redeem(client, late), "invalid_grant")
+        assert_refused(await env.redeem(client, late), "invalid_grant")
 
 
 @req("auth-23", "auth-31", "auth-51", "auth-52")
-async def test_tokens_live_for_minutes_and_are_renewed_with_those_of_the_provider(mock_clock: MockClock) -> None:
-    async with house() as here:
-        client = await here.register()
-        first = await here.tokens(client)
+async def test_tokens_live_for_minutes_and_are_renewed_at_the_provider(mock_clock: MockClock) -> None:
+    async with running_proxy() as env:
+        client = await env.register()
+        first = await env.tokens(client)
         assert first["expires_in"] == 600
         mock_clock.jump(601)
-        assert (await here.call(first)).status == 401
-        second = (await here.refresh(client, first)).json
-        assert [each["grant_type"] for each in here.site.server.of("token")][1:] == ["refresh_token"]
-        assert (await here.call(second)).status == 200
-        narrow = (await here.refresh(client, second, scope="notes:read admin")).json
+        assert (await env.call(first)).status == 401
+        second = (await env.refresh(client, first)).json
+        assert [each["grant_type"] for each in env.site.server.of("token")][1:] == ["refresh_token"]
+        assert (await env.call(second)).status == 200
+        narrow = (await env.refresh(client, second, scope="notes:read admin")).json
         assert narrow["scope"] == "notes:read"
-        assert (await here.call(narrow, "write", text="x")).status == 403
-        refused(await here.refresh(client, first), "invalid_grant")  # somebody has a copy of it
-        assert (await here.call(narrow)).status == 401
-        refused(await here.refresh(client, narrow), "invalid_grant")
+        assert (await env.call(narrow, "write", text="x")).status == 403
+        assert_refused(await env.refresh(client, first), "invalid_grant")  # it was used twice, so it may be stolen
+        assert (await env.call(narrow)).status == 401
+        assert_refused(await env.refresh(client, narrow), "invalid_grant")
         mock_clock.jump(31 * 86400)
-        old = await here.tokens(client)
+        old = await env.tokens(client)
         mock_clock.jump(31 * 86400)
-        refused(await here.refresh(client, old), "invalid_grant")
+        assert_refused(await env.refresh(client, old), "invalid_grant")
 
 
 @req("auth-31", "auth-32")
 @pytest.mark.parametrize("refreshes", [True, False])
-async def test_what_the_provider_takes_away_is_gone_here(refreshes: bool, mock_clock: MockClock) -> None:
-    async with house(refreshes=refreshes) as here:
-        client = await here.register()
-        tokens = await here.tokens(client)
-        here.site.unanswered |= {"token", "userinfo"}
-        refused(await here.refresh(client, tokens), "temporarily_unavailable", 503)
-        assert (await here.call(tokens, "who_am_i")).result["isError"]
-        here.site.unanswered.clear()
-        tokens = (await here.refresh(client, tokens)).json  # nothing was lost
-        here.site.server.expire()
-        if refreshes:  # a token of the provider that came to its end before ours
-            assert (await here.call(tokens, "who_am_i")).result["content"][0]["text"] == "ada"
-            here.site.server.refresh_tokens.clear()
-        here.site.server.expire()
+async def test_tokens_end_when_the_provider_revokes_its_tokens(refreshes: bool, mock_clock: MockClock) -> None:
+    async with running_proxy(refreshes=refreshes) as env:
+        client = await env.register()
+        tokens = await env.tokens(client)
+        env.site.unanswered |= {"token", "userinfo"}
+        assert_refused(await env.refresh(client, tokens), "temporarily_unavailable", 503)
+        assert (await env.call(tokens, "who_am_i")).result["isError"]
+        env.site.unanswered.clear()
+        tokens = (await env.refresh(client, tokens)).json  # the failed refresh did no harm
+        env.site.server.expire()
+        if refreshes:  # the provider's token expires before ours
+            assert (await env.call(tokens, "who_am_i")).result["content"][0]["text"] == "ada"
+            env.site.server.refresh_tokens.clear()
+        env.site.server.expire()
         if refreshes:
-            refused(await here.refresh(client, tokens), "invalid_grant")
+            assert_refused(await env.refresh(client, tokens), "invalid_grant")
         else:
-            assert (await here.call(tokens, "who_am_i")).result["isError"]
-        assert (await here.call(tokens)).status == 401
+            assert (await env.call(tokens, "who_am_i")).result["isError"]
+        assert (await env.call(tokens)).status == 401
 
 
 async def test_a_provider_may_keep_its_refresh_token(mock_clock: MockClock) -> None:
-    async with house(rotates=False) as here:
-        client = await here.register()
-        tokens = await here.tokens(client)
+    async with running_proxy(rotates=False) as env:
+        client = await env.register()
+        tokens = await env.tokens(client)
         for _ in range(3):
-            tokens = (await here.refresh(client, tokens)).json
-            assert (await here.call(tokens, "who_am_i")).result["content"][0]["text"] == "ada"
-        kept_there = [each["refresh_token"] for each in here.site.server.of("token")[1:]]
+            tokens = (await env.refresh(client, tokens)).json
+            assert (await env.call(tokens, "who_am_i")).result["content"][0]["text"] == "ada"
+        kept_there = [each["refresh_token"] for each in env.site.server.of("token")[1:]]
         assert len(kept_there) == 3
         assert len({*kept_there}) == 1
 
 
-async def test_many_who_need_the_provider_renew_its_tokens_once(mock_clock: MockClock) -> None:
-    async with house() as here:
-        tokens = await here.tokens(await here.register())
-        here.site.server.expire()
+async def test_concurrent_calls_renew_the_tokens_of_the_provider_once(mock_clock: MockClock) -> None:
+    async with running_proxy() as env:
+        tokens = await env.tokens(await env.register())
+        env.site.server.expire()
         found: list[str] = []
 
         async def ask() -> None:
-            found.append((await here.call(tokens, "who_am_i")).result["content"][0]["text"])
+            found.append((await env.call(tokens, "who_am_i")).result["content"][0]["text"])
 
         async with trio.open_nursery() as nursery:
             for _ in range(5):
                 nursery.start_soon(ask)
         assert found == ["ada"] * 5
-        assert [each["grant_type"] for each in here.site.server.of("token")][1:] == ["refresh_token"]
+        assert [each["grant_type"] for each in env.site.server.of("token")][1:] == ["refresh_token"]
 
 
 @pytest.mark.parametrize("which", ["access_token", "refresh_token"])
-async def test_what_a_client_revokes_is_gone_here_and_there(which: str, mock_clock: MockClock) -> None:
-    async with house() as here:
-        client, other = await here.register(), await here.register()
-        tokens = await here.tokens(client)
+async def test_a_revoked_token_is_also_revoked_at_the_provider(which: str, mock_clock: MockClock) -> None:
+    async with running_proxy() as env:
+        client, other = await env.register(), await env.register()
+        tokens = await env.tokens(client)
         known = {"client_id": client["client_id"]}
-        refused(await here.post("/revoke", token=tokens[which], client_id="nobody"), "invalid_client", 401)
-        assert (await here.post("/revoke", token=tokens[which], client_id=other["client_id"])).status == 200
-        assert (await here.post("/revoke", token="another", **known)).status == 200
-        assert (await here.call(tokens)).status == 200
-        assert not here.site.server.of("revoke")
-        assert (await here.post("/revoke", token=tokens[which], **known)).status == 200
-        assert (await here.call(tokens)).status == 401
-        refused(await here.refresh(client, tokens), "invalid_grant")
-        assert not here.site.server.refresh_tokens
-        here.site.unanswered.add("revoke")
-        tokens = await here.tokens(client)
-        assert (await here.post("/revoke", token=tokens[which], **known)).status == 200
-        assert (await here.call(tokens)).status == 401
+        assert_refused(await env.post("/revoke", token=tokens[which], client_id="nobody"), "invalid_client", 401)
+        assert (await env.post("/revoke", token=tokens[which], client_id=other["client_id"])).status == 200
+        assert (await env.post("/revoke", token="another", **known)).status == 200
+        assert (await env.call(tokens)).status == 200
+        assert not env.site.server.of("revoke")
+        assert (await env.post("/revoke", token=tokens[which], **known)).status == 200
+        assert (await env.call(tokens)).status == 401
+        assert_refused(await env.refresh(client, tokens), "invalid_grant")
+        assert not env.site.server.refresh_tokens
+        env.site.unanswered.add("revoke")
+        tokens = await env.tokens(client)
+        assert (await env.post("/revoke", token=tokens[which], **known)).status == 200
+        assert (await env.call(tokens)).status == 401
 
 
 # As a user runs it.
@@ -662,10 +676,10 @@ async def test_what_a_client_revokes_is_gone_here_and_there(which: str, mock_clo
 
 @asynccontextmanager
 async def proxy_before(site: AuthSite) -> AsyncIterator[str]:
-    """The URL of the MCP server in the example of a proxy, run as a user runs it; this site is its provider."""
+    """The URL of the MCP server in the example, run as a user runs it, with this site as the provider."""
     (listener,) = await trio.open_tcp_listeners(0, host="127.0.0.1")
     port = listener.socket.getsockname()[1]
-    await listener.aclose()  # its own URL has to be known before it begins
+    await listener.aclose()  # the proxy must know its own URL before it starts
     public = f"http://127.0.0.1:{port}"
     site.server.clients["proxy"] = {"client_secret": SECRET, "redirect_uris": [f"{public}/callback"]}
     site.server.metadata["userinfo_endpoint"] = f"{site.issuer}/userinfo"
@@ -697,16 +711,16 @@ async def test_our_client_gets_its_tokens_from_the_proxy(revision: str) -> None:
 
     with trio.fail_after(60):
         async with auth_site(**PROVIDER) as site, proxy_before(site) as url:
-            for notes in (1, 2):  # the second time as a new process
+            for notes in (1, 2):  # the second time with a new client
                 async with open_client(url, auth=auth(), revision=revision) as client:
                     assert await client.call_tool("who_am_i", returns=str) == "ada"
                     assert await client.call_tool("write", {"text": "milk"}, returns=str) == f"ada has {notes} notes."
                     assert client.deviations == ()
-            assert len(pages) == 2  # for the second scope was asked for when it was needed
+            assert len(pages) == 2  # the second scope was requested when it was needed
 
 
 @pytest.mark.parametrize("missing", ["PUBLIC_URL", "ISSUER", "CLIENT_ID", "CLIENT_SECRET"])
-def test_what_is_missing_is_noticed_at_the_start(missing: str) -> None:
+def test_a_missing_setting_is_reported_at_the_start(missing: str) -> None:
     given = dict.fromkeys(("PUBLIC_URL", "ISSUER", "CLIENT_ID", "CLIENT_SECRET"), "https://example.com")
     known = {**os.environ, **given, missing: ""}
     command = [sys.executable, "-m", "oauth_proxy", "8000"]
@@ -715,7 +729,7 @@ def test_what_is_missing_is_noticed_at_the_start(missing: str) -> None:
     assert f"{missing}=" in ended.stderr
 
 
-def test_a_provider_that_is_not_there_is_noticed_at_the_start() -> None:
+def test_an_unreachable_provider_is_reported_at_the_start() -> None:
     given = dict.fromkeys(("PUBLIC_URL", "CLIENT_ID", "CLIENT_SECRET"), "https://example.com")
     known = {**os.environ, **given, "ISSUER": "http://login.example.com"}
     command = [sys.executable, "-m", "oauth_proxy", "8000"]

@@ -46,7 +46,7 @@ async def protected() -> AsyncIterator[tuple[HttpClient, str]]:
         nursery.cancel_scope.cancel()
 
 
-async def test_a_user_writes_what_his_token_allows() -> None:
+async def test_a_token_allows_the_tools_of_its_scopes() -> None:
     async with protected() as (web, issuer):
 
         async def ask(scope: str | None, tool: str, sub: str = "ada", **arguments: Any) -> Answer:
@@ -69,7 +69,7 @@ async def test_a_user_writes_what_his_token_allows() -> None:
 
 
 @pytest.mark.parametrize("missing", ["RESOURCE", "ISSUER"])
-def test_what_is_missing_is_noticed_at_the_start(missing: str) -> None:
+def test_a_missing_setting_is_reported_at_the_start(missing: str) -> None:
     known = {**os.environ, "RESOURCE": RESOURCE, "ISSUER": "https://auth.example.com", missing: ""}
     command = [sys.executable, EXAMPLE, "127.0.0.1:0"]
     ended = subprocess.run(command, env=known, capture_output=True, text=True, check=False, timeout=60)

@@ -1,6 +1,6 @@
-"""The examples that serve: each a process of its own, as a user starts it, with a client of every revision.
+"""The example servers: each in its own process, as a user starts it, with a client of each revision.
 
-`RawClient` checks each line that comes: there is nothing but messages on standard output.
+`RawClient` checks each line: standard output has messages only.
 """
 
 from __future__ import annotations
@@ -47,7 +47,7 @@ Headers = dict[str, str | None]
 async def process_of(
     example: str | Path, *arguments: object, stdin: int = subprocess.PIPE
 ) -> AsyncIterator[trio.Process]:
-    """A running example, which has nothing to complain of, and in the end leaves with status 0."""
+    """A running example, which writes nothing to stderr, and in the end exits with status 0."""
     command = [sys.executable, "-W", "error", str(EXAMPLES / example), *map(str, arguments)]
     process = await trio.lowlevel.open_process(command, stdin=stdin, stdout=subprocess.PIPE, stderr=subprocess.PIPE)
     try:
@@ -87,7 +87,7 @@ async def line_of(output: trio.abc.ReceiveStream) -> str:
 
 @asynccontextmanager
 async def until_sigterm(process: trio.Process, status: int) -> AsyncIterator[None]:
-    """It is told to end at the end of the block, has nothing to complain of, and ends with this status."""
+    """Send SIGTERM after the block.  The process must write nothing more to stderr, and exit with this status."""
     assert process.stderr is not None
     try:
         yield
@@ -101,7 +101,7 @@ async def until_sigterm(process: trio.Process, status: int) -> AsyncIterator[Non
 
 
 async def text_of(wire: RawClient, tool: str, /, **arguments: Any) -> str:
-    """What a tool says that has not failed."""
+    """The text of a tool that does not fail."""
     result = await wire.call("tools/call", {"name": tool, "arguments": arguments})
     assert not result.get("isError"), result
     return text_in(result)
@@ -112,7 +112,7 @@ async def data_of(wire: RawClient, tool: str, /, **arguments: Any) -> Any:
 
 
 async def failure_of(wire: RawClient, tool: str, /, **arguments: Any) -> str:
-    """What a tool says that has failed."""
+    """The text of a tool that fails."""
     result = await wire.call("tools/call", {"name": tool, "arguments": arguments})
     assert result["isError"]
     return text_in(result)
@@ -229,7 +229,7 @@ async def test_the_model_reads_the_schema_and_queries_with_bound_values(revision
         ("SELECT char(55296)", [], "Could not decode to UTF-8"),
     ],
 )
-async def test_what_is_wrong_with_a_query_is_for_the_model_to_read(
+async def test_an_invalid_query_is_a_tool_error_with_its_reason(
     sql: str, parameters: list[Any], says: str, database: Path
 ) -> None:
     before = files_of(database.parent)
@@ -238,14 +238,14 @@ async def test_what_is_wrong_with_a_query_is_for_the_model_to_read(
     assert files_of(database.parent) == before
 
 
-async def test_the_database_could_not_be_written_even_if_queries_might(database: Path) -> None:
+async def test_the_database_is_opened_as_read_only(database: Path) -> None:
     module = module_of("sqlite_explorer.py")
     module.only_reading = lambda *about: sqlite3.SQLITE_OK
     async with connected(module.explorer(database), REVISION_NAMES[-1]) as wire:
         assert "readonly database" in await failure_of(wire, "query", sql="DELETE FROM notes")
 
 
-async def test_a_query_without_end_is_interrupted(database: Path) -> None:
+async def test_an_endless_query_is_interrupted(database: Path) -> None:
     module = module_of("sqlite_explorer.py")
     module.SECONDS = 0.0
     endless = "WITH RECURSIVE n(i) AS (SELECT 1 UNION ALL SELECT i + 1 FROM n) SELECT count(*) FROM n"
@@ -261,7 +261,7 @@ async def test_every_value_can_be_shown(database: Path) -> None:
         assert await data_of(wire, "query", sql="") == {"columns": [], "rows": [], "more": False}
 
 
-def test_without_a_database_there_is_nothing_to_serve(tmp_path: Path) -> None:
+def test_without_a_database_the_program_shows_its_usage(tmp_path: Path) -> None:
     for arguments in ([], [tmp_path / "none.db"]):
         ended = subprocess.run(
             [sys.executable, EXAMPLES / "sqlite_explorer.py", *arguments], capture_output=True, timeout=60, check=False
@@ -275,7 +275,7 @@ def test_without_a_database_there_is_nothing_to_serve(tmp_path: Path) -> None:
 
 @pytest.fixture
 def folder(tmp_path: Path) -> Path:
-    """What the client exposes; beside it there is a secret."""
+    """The folder that the client exposes.  Beside it there is a secret."""
     folder = tmp_path.resolve() / "a folder"
     (folder / "below").mkdir(parents=True)
     (folder / "text.txt").write_text("Grüße\n", encoding="utf-8")
@@ -310,7 +310,7 @@ async def test_files_below_the_roots_are_listed_and_read(revision: str, folder: 
 
 
 @every_revision
-async def test_no_way_leads_out_of_the_roots(revision: str, folder: Path) -> None:
+async def test_no_path_leads_out_of_the_roots(revision: str, folder: Path) -> None:
     async with client_of("file_browser.py", revision, answers=exposing(folder)) as wire:
         for path in ("../secret", "way%20out", "below/../../secret", "%2e%2e/secret"):
             for whole in (f"{folder}/{path.replace('%20', ' ')}", f"{folder.as_uri()}/{path}"):
@@ -320,7 +320,7 @@ async def test_no_way_leads_out_of_the_roots(revision: str, folder: Path) -> Non
                     assert "secret" not in why
 
 
-async def test_what_cannot_be_read_is_for_the_model_to_mend(folder: Path) -> None:
+async def test_a_path_that_cannot_be_read_is_a_tool_error(folder: Path) -> None:
     async with client_of("file_browser.py", REVISION_NAMES[-1], answers=exposing(folder)) as wire:
         assert "is no file" in await failure_of(wire, "read_file", path=f"{folder}/below")
         assert "is no file" in await failure_of(wire, "read_file", path=f"{folder}/none")
@@ -330,12 +330,12 @@ async def test_what_cannot_be_read_is_for_the_model_to_mend(folder: Path) -> Non
 
 
 @until("2025-11-25")
-async def test_an_old_client_that_exposes_nothing_is_told_what_is_missing(revision: str, folder: Path) -> None:
+async def test_an_old_client_without_roots_gets_a_tool_error(revision: str, folder: Path) -> None:
     async with client_of("file_browser.py", revision, capabilities={}) as wire:
         assert "roots" in await failure_of(wire, "read_file", path=f"{folder}/text.txt")
 
 
-async def test_a_modern_client_that_exposes_nothing_is_told_what_to_declare(folder: Path) -> None:
+async def test_a_modern_client_without_roots_gets_the_missing_capability(folder: Path) -> None:
     async with client_of("file_browser.py", REVISION_NAMES[-1], capabilities={}) as wire:
         with pytest.raises(ErrorResponse) as refused:
             await text_of(wire, "read_file", path=f"{folder}/text.txt")
@@ -354,7 +354,7 @@ async def test_an_export_reports_each_row(revision: str, tmp_path: Path) -> None
 
 
 @every_revision
-async def test_a_cancelled_export_leaves_nothing_behind(revision: str, tmp_path: Path) -> None:
+async def test_a_cancelled_export_leaves_no_file(revision: str, tmp_path: Path) -> None:
     async with client_of("progress.py", revision, tmp_path) as wire:
         export = {"name": "export", "arguments": {"rows": 1_000_000}}
         id = await wire.start("tools/call", export, progress="p")
@@ -373,7 +373,7 @@ async def test_primes_are_counted_in_a_thread_that_ends_with_its_call(revision: 
         primes = {"name": "count_primes", "arguments": {"below": 1000}}
         assert text_in(await wire.call("tools/call", primes, progress="p")) == "168"
         assert [note["progress"] for note in wire.noted(PROGRESS)] == list(range(100, 1000, 100))
-        # The process would not end before a thread that goes on counting.
+        # A thread that continues to count would keep the process alive.
         id = await wire.start("tools/call", {**primes, "arguments": {"below": 1_000_000}}, progress="q")
         while (await wire.note(PROGRESS))["progressToken"] != "q":
             pass
@@ -418,17 +418,17 @@ async def test_the_user_is_sent_to_a_page(revision: str) -> None:
 
 
 @until("2025-03-26")
-async def test_a_client_that_cannot_ask_is_told_so(revision: str) -> None:
+async def test_a_client_without_elicitation_gets_a_tool_error(revision: str) -> None:
     async with client_of("ask_user.py", revision) as wire:
         assert "elicitation/create" in await failure_of(wire, "order_pizza")
         assert "https://calendar.example/" in await text_of(wire, "connect_calendar")
 
 
-# Tools that come and go
+# Tools that are added and removed
 
 
 @every_revision
-async def test_tools_come_and_go_and_the_client_is_told(revision: str) -> None:
+async def test_the_client_is_notified_of_added_and_removed_tools(revision: str) -> None:
     async with client_of("dynamic_tools.py", revision) as wire:
         assert await tools_of(wire) == {"learn", "forget"}
         await wire.subscribe(tools=True)
@@ -443,7 +443,7 @@ async def test_tools_come_and_go_and_the_client_is_told(revision: str) -> None:
             await text_of(wire, "greet")
 
 
-async def test_what_cannot_be_learned_or_forgotten_is_for_the_model_to_mend() -> None:
+async def test_an_invalid_phrase_is_a_tool_error() -> None:
     async with client_of("dynamic_tools.py", REVISION_NAMES[-1]) as wire:
         assert "learn" in await failure_of(wire, "learn", name="learn", text="")
         assert "the name of a tool must have 1 to 128" in await failure_of(wire, "learn", name="no name", text="")
@@ -505,7 +505,7 @@ def too_hot() -> Object:
 
 @asynccontextmanager
 async def web_of(example: str) -> AsyncIterator[tuple[HttpClient, trio.Process]]:
-    """A client of an example that listens, and the process, which SIGTERM is to end."""
+    """A client of an example that listens, and its process, which the test ends by SIGTERM."""
     async with process_of(example, 0, stdin=subprocess.DEVNULL) as process:
         line = await first_line(process)
         authority, slash, path = line.removeprefix("listening at http://").strip().partition("/")
@@ -516,7 +516,7 @@ async def web_of(example: str) -> AsyncIterator[tuple[HttpClient, trio.Process]]
 
 
 @pytest.mark.parametrize("revision", ["2025-03-26", "2025-06-18", "2025-11-25", "2026-07-28"])
-async def test_a_call_over_http_ends_in_good_order_before_the_program_does(revision: str) -> None:
+async def test_a_call_over_http_finishes_before_the_program_ends(revision: str) -> None:
     async with web_of("over_http.py") as (web, process):
         session = None if revision == LATEST else await web.initialize(revision)
         message = web.request(
@@ -530,7 +530,7 @@ async def test_a_call_over_http_ends_in_good_order_before_the_program_does(revis
         assert b"".join([bytes(data) async for data in process.stdout]) == b"no new calls\n"
 
 
-async def test_each_beat_is_told_over_http() -> None:
+async def test_each_beat_is_sent_over_http() -> None:
     async with web_of("over_http.py") as (web, process):
         wanted = {"notifications": {"resourceSubscriptions": ["heart://beats"]}}
         async with web.stream(web.request("subscriptions/listen", wanted)) as stream:
@@ -557,7 +557,7 @@ async def web_with_tokens(**tokens: str) -> AsyncIterator[HttpClient]:
 
 
 @pytest.mark.parametrize("revision", ["2025-03-26", "2025-06-18", "2025-11-25", "2026-07-28"])
-async def test_who_has_a_token_is_known_by_it_and_sees_his_own(revision: str) -> None:
+async def test_a_token_identifies_its_user(revision: str) -> None:
     async with web_with_tokens(alice="sesame", bob="open") as web:
         alice, bob = (bearer(token) for token in ("sesame", "open"))
         sessions: dict[str, str | None] = {"alice": None, "bob": None}
@@ -580,14 +580,14 @@ async def test_who_has_a_token_is_known_by_it_and_sees_his_own(revision: str) ->
 @pytest.mark.parametrize(
     "headers", [{}, {"Authorization": "Basic sesame"}, {"Authorization": "Bearer"}, *map(bearer, ("sesam", "sesame2"))]
 )
-async def test_who_has_no_token_is_not_served(headers: Headers) -> None:
+async def test_a_request_without_a_valid_token_is_refused(headers: Headers) -> None:
     async with web_with_tokens(alice="sesame", bob="open") as web:
         refused = await web.call("tools/list", headers=headers)
         assert refused.status == 401
         assert refused.headers["WWW-Authenticate"] == "Bearer"
 
 
-def test_a_user_without_a_token_is_a_mistake_that_is_noticed_at_the_start() -> None:
+def test_a_user_without_a_token_is_reported_at_the_start() -> None:
     known = {**os.environ, "ALICE_TOKEN": "sesame", "BOB_TOKEN": ""}
     command = [sys.executable, str(EXAMPLES / "bearer.py"), "127.0.0.1:0"]
     ended = subprocess.run(command, env=known, capture_output=True, text=True, check=False, timeout=60)

@@ -1,4 +1,4 @@
-"""Models of pydantic's, for which nothing of pydantic is imported: a program that has it uses what it brings."""
+"""Models of pydantic in a program that has it.  The package imports no pydantic: it uses the methods of the models."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Standard error that never waits for its reader, on fds of this process; servers that use it are in `hardening`."""
+"""Standard error that does not wait for its reader, on fds of this process.  `hardening` tests servers that use it."""
 
 from __future__ import annotations
 
@@ -59,20 +59,20 @@ def read_until(read: int, text: bytes) -> bytes:
     return said
 
 
-def test_what_finds_room_is_written(ends: Ends) -> None:
+def test_lines_are_written_while_there_is_room(ends: Ends) -> None:
     read, write = ends
     stderr = Stderr(write)
     stderr.put(b"one\n")
     stderr.put(b"two\n")
     assert read_until(read, b"two\n") == b"one\ntwo\n"
-    assert os.get_blocking(write)  # for it is everybody's
+    assert os.get_blocking(write)  # other processes share the file description
     stderr.close(0)
     stderr.put(b"three\n")
     assert not select.select([read], [], [], 0)[0]
 
 
 @pytest.mark.parametrize("lost", [0, 1, 500])
-def test_what_finds_none_waits_and_what_is_too_much_is_counted(
+def test_lines_wait_for_room_and_dropped_lines_are_counted(
     ends: Ends, lost: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     read, write = ends
@@ -96,7 +96,7 @@ def test_what_finds_none_waits_and_what_is_too_much_is_counted(
     assert stderr._writer is None
 
 
-def test_a_line_that_was_begun_is_finished_however_long_it_is(ends: Ends) -> None:
+def test_a_long_line_is_written_whole(ends: Ends) -> None:
     read, write = ends
     stderr, line = Stderr(write), b"x" * 1_000_000 + b"\n"
     stderr.put(line)
@@ -104,7 +104,7 @@ def test_a_line_that_was_begun_is_finished_however_long_it_is(ends: Ends) -> Non
     stderr.close(10)
 
 
-def test_what_comes_after_the_report_stands_after_it(ends: Ends, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_lines_after_the_report_of_dropped_lines_follow_it(ends: Ends, monkeypatch: pytest.MonkeyPatch) -> None:
     read, write = ends
     stderr = Stderr(write)
     while not stderr._queue:
@@ -118,7 +118,7 @@ def test_what_comes_after_the_report_stands_after_it(ends: Ends, monkeypatch: py
     stderr.close(10)
 
 
-def test_what_a_reader_that_has_gone_would_have_read_is_dropped() -> None:
+def test_lines_are_dropped_after_the_reader_has_closed() -> None:
     read, write = pipe()
     stderr = Stderr(write)
     while not stderr._queue:
@@ -144,7 +144,7 @@ def files(tmp_path: Path) -> Iterator[Callable[[int], io.TextIOWrapper]]:
             file.close()
 
 
-def test_a_file_is_the_same_object_and_its_lines_leave_whole(
+def test_a_redirected_file_is_the_same_object_and_writes_whole_lines(
     ends: Ends, files: Callable[[int], io.TextIOWrapper]
 ) -> None:
     read, write = ends
@@ -164,7 +164,7 @@ def test_a_file_is_the_same_object_and_its_lines_leave_whole(
     stderr.close(0)
 
 
-def test_what_a_program_has_put_elsewhere_stays_there(
+def test_a_file_with_another_descriptor_is_not_redirected(
     ends: Ends, files: Callable[[int], io.TextIOWrapper], tmp_path: Path
 ) -> None:
     _, write = ends
@@ -186,7 +186,7 @@ def test_a_file_that_was_closed_meanwhile_stays_closed(ends: Ends, files: Callab
 
 
 @pytest.mark.parametrize("state", ["a file", "closed", "none"])
-def test_where_nobody_has_to_wait_nothing_is_changed(
+def test_a_standard_error_that_never_blocks_is_not_changed(
     state: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     kept = os.dup(2)

@@ -1,4 +1,4 @@
-"""Which workers start and leave, decided without processes and without a clock; and mistakes in their options.
+"""The decisions of the supervisor, without processes and without a clock, and mistakes in the options of workers.
 
 `tests/hardening/test_workers.py` has the processes.
 """
@@ -20,8 +20,8 @@ from trio_mcp.server import ConnectionCounts, Roster
 from trio_mcp.stores import MemoryStore
 
 
-class Town:
-    """A roster, and workers that do what it says."""
+class FakeWorkers:
+    """A roster, and fake workers that follow its decisions."""
 
     def __init__(self, size: int) -> None:
         self.roster = Roster(size)
@@ -32,7 +32,7 @@ class Town:
         self._pids = itertools.count(101)
 
     def starts(self) -> list[int]:
-        """Start what is to start, and return the numbers."""
+        """Start the workers that the roster wants, and return their numbers."""
         numbers = self.roster.starts(self.now)
         for number in numbers:
             pid = next(self._pids)
@@ -64,187 +64,187 @@ class Town:
                 self.becomes_ready(pid)
 
 
-def opened(size: int) -> Town:
-    town = Town(size)
-    town.open()
-    return town
+def opened(size: int) -> FakeWorkers:
+    fake = FakeWorkers(size)
+    fake.open()
+    return fake
 
 
 def test_the_first_worker_starts_alone_and_the_others_when_it_is_ready() -> None:
-    town = Town(3)
-    assert town.starts() == [1]
-    assert (town.starts(), town.roster.wakes_at()) == ([], math.inf)
-    town.becomes_ready(101)
-    assert town.starts() == [2, 3]
-    assert (town.roster.serving, town.roster.wakes_at()) == (1, math.inf)
+    fake = FakeWorkers(3)
+    assert fake.starts() == [1]
+    assert (fake.starts(), fake.roster.wakes_at()) == ([], math.inf)
+    fake.becomes_ready(101)
+    assert fake.starts() == [2, 3]
+    assert (fake.roster.serving, fake.roster.wakes_at()) == (1, math.inf)
 
 
-def test_a_first_worker_that_cannot_start_is_the_end() -> None:
-    town = Town(3)
-    town.starts()
-    assert town.ends(101) is None
-    assert (town.roster.hopeless, town.starts(), town.roster.wakes_at()) == (True, [], math.inf)
+def test_a_first_worker_that_cannot_start_ends_the_supervisor() -> None:
+    fake = FakeWorkers(3)
+    fake.starts()
+    assert fake.ends(101) is None
+    assert (fake.roster.hopeless, fake.starts(), fake.roster.wakes_at()) == (True, [], math.inf)
 
 
-def test_a_worker_that_fails_again_and_again_is_replaced_after_longer_and_longer_pauses() -> None:
-    town, pauses = opened(2), []
+def test_repeated_failures_of_a_worker_lengthen_the_pause_before_a_start() -> None:
+    fake, pauses = opened(2), []
     for _ in range(9):
-        pause = town.ends(town.pid(1))
+        pause = fake.ends(fake.pid(1))
         assert pause is not None
         pauses.append(pause)
-        assert town.roster.wakes_at() == town.now + pause
+        assert fake.roster.wakes_at() == fake.now + pause
         if pause:
-            assert town.starts() == []  # not yet
-        town.now += pause
-        assert town.starts() == [1]
-        town.becomes_ready(town.pid(1))
+            assert fake.starts() == []  # not yet
+        fake.now += pause
+        assert fake.starts() == [1]
+        fake.becomes_ready(fake.pid(1))
     assert pauses == [0, 0.5, 1, 2, 4, 8, 10, 10, 10]
-    assert town.ends(town.pid(2)) == 0  # each worker for itself
-    assert town.roster.failures == 10
+    assert fake.ends(fake.pid(2)) == 0  # each worker has its own pause
+    assert fake.roster.failures == 10
 
 
 @pytest.mark.parametrize(("served", "pause"), [(59.9, 0.5), (60.0, 0.0)])
-def test_a_worker_that_has_served_for_a_minute_counts_as_sound(served: float, pause: float) -> None:
-    town = opened(1)
-    town.ends(town.pid(1))
-    town.starts()
-    town.becomes_ready(town.pid(1))
-    town.now += served
-    assert town.ends(town.pid(1)) == pause
+def test_a_minute_of_service_resets_the_pause(served: float, pause: float) -> None:
+    fake = opened(1)
+    fake.ends(fake.pid(1))
+    fake.starts()
+    fake.becomes_ready(fake.pid(1))
+    fake.now += served
+    assert fake.ends(fake.pid(1)) == pause
 
 
-def test_workers_that_cannot_start_any_more_are_the_end_after_some_tries() -> None:
-    town = opened(2)
+def test_the_supervisor_ends_after_some_failed_starts_of_all_workers() -> None:
+    fake = opened(2)
     for number in (1, 2):
-        town.ends(town.pid(number))
+        fake.ends(fake.pid(number))
     tries = 0
-    while not town.roster.hopeless:
-        town.now = max(town.now, town.roster.wakes_at())
-        for number in town.starts():
+    while not fake.roster.hopeless:
+        fake.now = max(fake.now, fake.roster.wakes_at())
+        for number in fake.starts():
             tries += 1
-            town.ends(town.pid(number))
+            fake.ends(fake.pid(number))
     assert tries == 10
-    assert 7 < town.now < 20
+    assert 7 < fake.now < 20
 
 
-def test_a_worker_that_cannot_start_is_tried_for_ever_while_another_one_serves() -> None:
-    town = opened(2)
-    town.ends(town.pid(1))
+def test_a_worker_that_cannot_start_is_retried_while_another_one_serves() -> None:
+    fake = opened(2)
+    fake.ends(fake.pid(1))
     for _ in range(50):
-        town.now = town.roster.wakes_at()
-        assert town.starts() == [1]
-        assert town.ends(town.pid(1)) is not None
-    assert (town.roster.hopeless, town.roster.serving) == (False, 1)
+        fake.now = fake.roster.wakes_at()
+        assert fake.starts() == [1]
+        assert fake.ends(fake.pid(1)) is not None
+    assert (fake.roster.hopeless, fake.roster.serving) == (False, 1)
 
 
 def test_a_restart_replaces_one_worker_after_the_other() -> None:
-    town = opened(3)
-    old = {number: town.pid(number) for number in (1, 2, 3)}
-    town.roster.restart()
+    fake = opened(3)
+    old = {number: fake.pid(number) for number in (1, 2, 3)}
+    fake.roster.restart()
     for number in (1, 2, 3):
-        assert town.starts() == [number]
-        assert (town.starts(), town.roster.serving) == ([], 3)
-        assert town.becomes_ready(town.pid(number)) == old[number]
-        assert (town.starts(), len(town.alive)) == ([], 4)
-        assert town.ends(old[number]) is None
-    assert (town.starts(), town.roster.failures) == ([], 0)
+        assert fake.starts() == [number]
+        assert (fake.starts(), fake.roster.serving) == ([], 3)
+        assert fake.becomes_ready(fake.pid(number)) == old[number]
+        assert (fake.starts(), len(fake.alive)) == ([], 4)
+        assert fake.ends(old[number]) is None
+    assert (fake.starts(), fake.roster.failures) == ([], 0)
 
 
-def test_a_restart_whose_worker_cannot_start_leaves_the_old_ones() -> None:
-    town = opened(3)
-    before = set(town.alive)
-    town.roster.restart()
-    town.starts()
-    assert town.ends(town.pid(1)) is None
-    assert (town.starts(), set(town.alive), town.roster.hopeless) == ([], before, False)
-    town.roster.restart()
-    assert town.starts() == [1]
+def test_a_restart_keeps_the_old_workers_if_a_new_one_cannot_start() -> None:
+    fake = opened(3)
+    before = set(fake.alive)
+    fake.roster.restart()
+    fake.starts()
+    assert fake.ends(fake.pid(1)) is None
+    assert (fake.starts(), set(fake.alive), fake.roster.hopeless) == ([], before, False)
+    fake.roster.restart()
+    assert fake.starts() == [1]
 
 
 def test_a_restart_during_a_restart_replaces_the_new_ones_too() -> None:
-    town = opened(2)
-    town.roster.restart()
+    fake = opened(2)
+    fake.roster.restart()
     replaced = []
     for turn in range(3):
-        (number,) = town.starts()
-        old = town.becomes_ready(town.pid(number))
+        (number,) = fake.starts()
+        old = fake.becomes_ready(fake.pid(number))
         assert old is not None
-        town.ends(old)
+        fake.ends(old)
         replaced.append(number)
         if turn == 0:
-            town.roster.restart()
+            fake.roster.restart()
     assert replaced == [1, 1, 2]
-    assert town.starts() == []
+    assert fake.starts() == []
 
 
-def test_a_worker_that_fails_while_it_is_replaced_makes_room_for_the_new_one() -> None:
-    town = opened(2)
-    old = town.pid(1)
-    town.roster.restart()
-    town.starts()
-    assert town.ends(old) == 0
-    assert town.starts() == []  # it starts already
-    assert town.becomes_ready(town.pid(1)) is None
-    assert town.starts() == [2]
+def test_a_worker_that_fails_during_its_replacement_needs_no_second_one() -> None:
+    fake = opened(2)
+    old = fake.pid(1)
+    fake.roster.restart()
+    fake.starts()
+    assert fake.ends(old) == 0
+    assert fake.starts() == []  # its successor starts already
+    assert fake.becomes_ready(fake.pid(1)) is None
+    assert fake.starts() == [2]
 
 
-def test_nothing_starts_after_the_stop() -> None:
-    town = opened(2)
-    town.roster.restart()
-    town.starts()
-    town.roster.stop()
-    for pid in tuple(town.alive):
-        assert town.ends(pid) is None
-    assert (town.starts(), town.roster.wakes_at(), town.roster.failures) == ([], math.inf, 0)
+def test_no_worker_starts_after_the_stop() -> None:
+    fake = opened(2)
+    fake.roster.restart()
+    fake.starts()
+    fake.roster.stop()
+    for pid in tuple(fake.alive):
+        assert fake.ends(pid) is None
+    assert (fake.starts(), fake.roster.wakes_at(), fake.roster.failures) == ([], math.inf, 0)
 
 
-def test_a_worker_that_becomes_ready_after_the_stop_replaces_nothing() -> None:
-    town = opened(1)
-    old = town.pid(1)
-    town.roster.restart()
-    town.starts()
-    town.roster.stop()
-    town.ends(old)
-    assert town.becomes_ready(town.pid(1)) is None
-    assert town.roster.serving == 1
+def test_a_worker_that_is_ready_after_the_stop_replaces_no_other() -> None:
+    fake = opened(1)
+    old = fake.pid(1)
+    fake.roster.restart()
+    fake.starts()
+    fake.roster.stop()
+    fake.ends(old)
+    assert fake.becomes_ready(fake.pid(1)) is None
+    assert fake.roster.serving == 1
 
 
-def move(town: Town, chance: random.Random) -> None:
-    """Let one thing happen; at least one worker goes on."""
-    sound = sorted(town.ready - town.leaving)
-    starting = sorted(town.alive.keys() - town.ready)
-    match chance.randrange(6):
+def move(fake: FakeWorkers, rng: random.Random) -> None:
+    """Make one random event happen, after which at least one worker still serves."""
+    sound = sorted(fake.ready - fake.leaving)
+    starting = sorted(fake.alive.keys() - fake.ready)
+    match rng.randrange(6):
         case 0:
-            town.roster.restart()
+            fake.roster.restart()
         case 1 if len(sound) > 1:
-            town.ends(chance.choice(sound))
-        case 2 if town.leaving:
-            town.ends(min(town.leaving))
+            fake.ends(rng.choice(sound))
+        case 2 if fake.leaving:
+            fake.ends(min(fake.leaving))
         case 3 if starting:
-            town.becomes_ready(chance.choice(starting))
+            fake.becomes_ready(rng.choice(starting))
         case 4 if starting:
-            town.ends(chance.choice(starting))
+            fake.ends(rng.choice(starting))
         case 5:
-            town.now += chance.choice([0.1, 1.0, 70.0])
+            fake.now += rng.choice([0.1, 1.0, 70.0])
 
 
 @pytest.mark.parametrize("seed", range(100))
-def test_any_order_of_events_ends_with_all_workers_in_place(seed: int) -> None:
-    """At every moment there is one process more than workers at most, and no worker leaves before its successor."""
-    chance, town = random.Random(seed), opened(3)
+def test_any_order_of_events_ends_with_all_workers_running(seed: int) -> None:
+    """There is never more than one extra process, and no worker leaves before its successor is ready."""
+    rng, fake = random.Random(seed), opened(3)
     for _ in range(60):
-        move(town, chance)
-        town.starts()
-        assert len(town.alive) <= 4
-        assert town.roster.serving == len(town.ready - town.leaving) >= 1
+        move(fake, rng)
+        fake.starts()
+        assert len(fake.alive) <= 4
+        assert fake.roster.serving == len(fake.ready - fake.leaving) >= 1
     for _ in range(20):
-        town.now += 100
-        town.starts()
-        for pid in sorted(town.alive.keys() - town.ready):
-            town.becomes_ready(pid)
-        for pid in sorted(town.leaving):
-            town.ends(pid)
-    assert sorted(town.alive.values()) == [1, 2, 3]
+        fake.now += 100
+        fake.starts()
+        for pid in sorted(fake.alive.keys() - fake.ready):
+            fake.becomes_ready(pid)
+        for pid in sorted(fake.leaving):
+            fake.ends(pid)
+    assert sorted(fake.alive.values()) == [1, 2, 3]
 
 
 # Mistakes.
@@ -283,14 +283,14 @@ async def test_workers_cannot_start_in_a_trio_program_or_in_a_thread() -> None:
         await trio.to_thread.run_sync(lambda: Server("wrong").run(http="127.0.0.1:0", workers=2))
 
 
-def test_a_system_without_fork_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_system_without_fork_is_reported(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.delattr(os, "fork")
     with pytest.raises(SystemExit, match="wrong: workers need fork, which this system does not have"):
         Server("wrong").run(http="127.0.0.1:0", workers=2)
 
 
 @pytest.mark.parametrize(("leaves", "waited"), [(False, 0.001), (True, 0.0)])
-async def test_a_worker_that_leaves_lets_no_other_one_wait(
+async def test_a_worker_that_leaves_does_not_delay_the_others(
     leaves: bool, waited: float, autojump_clock: MockClock
 ) -> None:
     counts = ConnectionCounts(2)
@@ -300,7 +300,7 @@ async def test_a_worker_that_leaves_lets_no_other_one_wait(
     async with listener, await trio.open_tcp_stream(*listener.socket.getsockname()):
         if leaves:
             counts.leave(0)
-        await counts.turn(0, listener.socket, lambda: 0)  # it accepts this one still
+        await counts.turn(0, listener.socket, lambda: 0)  # it still accepts this connection
         begun = trio.current_time()
         await counts.turn(1, listener.socket, lambda: 5)
         assert trio.current_time() - begun == pytest.approx(waited)

@@ -1,4 +1,4 @@
-"""A handler that holds the event loop is told of, once, by its name."""
+"""The watchdog logs, once, the name of a handler that blocks the event loop."""
 
 from __future__ import annotations
 
@@ -22,8 +22,8 @@ from trio_mcp.transport import Worker, WorkerPool, watchdog
 ROOT = Path(__file__).parents[2]
 
 
-class Told(logging.Handler):
-    """Hears of the first warning."""
+class WarningEvent(logging.Handler):
+    """A log handler that sets an event at the first warning."""
 
     def __init__(self) -> None:
         super().__init__(logging.WARNING)
@@ -33,21 +33,21 @@ class Told(logging.Handler):
         self.once.set()
 
 
-def test_a_handler_that_holds_the_loop_is_told_of_once(
+def test_a_handler_that_blocks_the_loop_is_logged_once(
     caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(process, "_LOOK", 0.01)
     monkeypatch.setattr(process, "_ANSWER", 0.03)
-    server, told = Server("slow"), Told()
+    server, warned = Server("slow"), WarningEvent()
 
     @server.tool
     async def block() -> bool:
         await trio.lowlevel.checkpoint()
-        return told.once.wait(10)
+        return warned.once.wait(10)
 
     @server.tool
     async def block_again(seconds: float) -> None:
-        told.once.wait(seconds)
+        warned.once.wait(seconds)
 
     @server.tool
     def in_a_thread() -> None:
@@ -57,31 +57,31 @@ def test_a_handler_that_holds_the_loop_is_told_of_once(
         with watched():
             async with open_client(server) as client:
                 await client.call_tool("in_a_thread")
-                assert not told.once.is_set()
+                assert not warned.once.is_set()
                 assert await client.call_tool("block", returns=bool) is True
                 for seconds in (10, 0.2):
-                    told.once.clear()
+                    warned.once.clear()
                     await client.call_tool("block_again", {"seconds": seconds})
 
     logger = logging.getLogger("trio_mcp")
     before = threading.active_count()
-    logger.addHandler(told)
+    logger.addHandler(warned)
     try:
         with caplog.at_level(logging.WARNING, "trio_mcp"):
             trio.run(main)
     finally:
-        logger.removeHandler(told)
+        logger.removeHandler(warned)
     first, second = (record.getMessage() for record in caplog.records)
     assert first.startswith("tools/call block has blocked the event loop")
     assert "test_watchdog.py" in first
-    assert "return told.once.wait(10)" in first
-    assert f"{ROOT / 'trio_mcp'}{os.sep}" not in first  # whose checkout may have the same name
+    assert "return warned.once.wait(10)" in first
+    assert f"{ROOT / 'trio_mcp'}{os.sep}" not in first  # the folder of the checkout may have the same name
     assert second.startswith("tools/call block_again has blocked the event loop")
     assert threading.active_count() <= before + 1  # Trio keeps the thread of a plain function for a while
 
 
-async def test_a_call_counts_before_the_watchdog_is_asked_whether_it_sleeps() -> None:
-    """Otherwise it might fall asleep between the two, and miss the call."""
+async def test_a_call_counts_before_the_watchdog_is_asked_if_it_sleeps() -> None:
+    """Otherwise the watchdog could fall asleep in between, and miss the call."""
     busy: list[bool] = []
 
     class Watchdog:
@@ -123,7 +123,7 @@ server.run()
 
 
 @pytest.mark.full
-def test_a_server_that_runs_tells_of_a_second() -> None:
+def test_a_running_server_logs_a_block_of_a_second() -> None:
     call = (
         '{"jsonrpc":"2.0","id":1,"method":"tools/call","params":{"name":"block","_meta":{'
         '"io.modelcontextprotocol/protocolVersion":"2026-07-28","io.modelcontextprotocol/clientCapabilities":{},'

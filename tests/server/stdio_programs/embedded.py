@@ -1,4 +1,4 @@
-"""A program that serves for a while, until the end of input or the tool `leave`, and then goes on."""
+"""A program that serves until the end of input or until the tool `leave` is called, and then continues."""
 # ruff: noqa: T201
 
 import ctypes

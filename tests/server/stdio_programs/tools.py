@@ -1,6 +1,6 @@
-"""A server with a tool for whatever may happen to a process.
+"""A server with tools for the events that may happen to a process.
 
-Arguments: the seconds of grace, and those after which what has not ended then is left.
+Arguments: `shutdown_timeout`, and `LAST`, the seconds after it until the process exits in any case.
 """
 # ruff: noqa: T201
 
@@ -21,7 +21,7 @@ server = Server("tools", version="1")
 
 
 def tell(text: str) -> None:
-    """Let the test know; it reads our stderr."""
+    """Send a word to the test, which reads our stderr."""
     os.write(2, f"<{text}>\n".encode())
 
 
@@ -46,7 +46,7 @@ async def wait() -> None:
 
 @server.tool
 async def wait_for(path: str) -> str:
-    """Until somebody writes to that pipe."""
+    """Wait until the test writes to this pipe."""
     tell("waiting")
     return await trio.to_thread.run_sync(lambda: open(path).read(), abandon_on_cancel=True)
 
