@@ -30,7 +30,7 @@ const tool = page.getByRole("button", { name: "count", exact: true });
 await tool.waitFor();
 tell("tools", await page.getByRole("heading", { name: /^Tools/ }).textContent());
 await tool.click();
-await page.getByText("Wait for so many beats.").waitFor();
+await page.getByText("Wait for this number of beats.").waitFor();
 
 // Each progress report changes the text of one notice.
 await page.evaluate((beats) => {
