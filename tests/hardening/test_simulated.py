@@ -581,3 +581,13 @@ def test_all_requests_to_an_ended_session_on_a_slow_line_are_repeated_in_a_new_o
     moves = Move("fetch", 45.0, patience=0.795), Move("errand", 45.0, 44), Move("task", 2.0)
     line = Line(chunk=4096, window=24576, delay=1.5, splits=True)
     assert play(Plan(8401993, "json", D, (Program(moves),), line)).violations == ()
+
+
+def test_a_task_may_go_on_if_its_cancellation_takes_longer_than_the_client_waits() -> None:
+    """`tasks/cancel` and the end of its connection arrive at the same moment, after three seconds."""
+    moves = Move("job", patience=5.829, by_option=True), Move("count", size=8), Move("ask"), Move("quiz")
+    line = Line(chunk=4096, window=24576, delay=1.5)
+    faults = (Fault("cancel", 407, 3, 0.128, back=True),)
+    played = play(Plan(8447268, "http", E, (Program(moves),), line, faults, probe=True, scattered=True))
+    assert set(played.fired) == {"cancel"}
+    assert played.violations == ()

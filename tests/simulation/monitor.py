@@ -143,6 +143,8 @@ class Monitor:
         """The times at which a client was closed or its process was killed; a program opens it again."""
         self.closable_responses = False
         """Whether a request has its own response, which the client may close before it begins."""
+        self.loses_cancellations_of_tasks = False
+        """Whether a client may close the response to tasks/cancel, which cancels that request, before it arrives."""
         self.sessions: Callable[[str], set[str]] = lambda client: set()
         """The sessions of this client in the store of the replicas."""
         self._numbers: Counter[str] = Counter()
@@ -279,6 +281,8 @@ class Monitor:
         over = self._now()
         unknown = call.kind in TASK_KINDS and over <= call.since + KNOWN_SECONDS
         if self.harmful_faults or (unknown and self.closable_responses):
+            return
+        if call.kind in TASK_KINDS and self.loses_cancellations_of_tasks:
             return
         # A relay may ask during any call, and then parks the call.
         await trio.sleep(PARKED_SECONDS if call.kind in ASKING_KINDS or not self.can_ask else STOP_SECONDS)

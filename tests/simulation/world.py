@@ -63,6 +63,7 @@ MAX_SECONDS = 2 * 3600.0  # of the first phase; a longer wait is endless
 RELAY_CROSSINGS = 14  # messages, one after another, until a session over HTTP+SSE is open and listens
 EXPIRY_SECONDS = 300.0  # after which all sessions and tasks have expired
 SHUTDOWN_SECONDS = 5.0  # for a program to end, and for its peers to notice
+TASK_CANCEL_SECONDS = 2.0  # in which a client waits for the answer to tasks/cancel when its call is cancelled
 MAX_STEPS = 400_000  # of tasks; a world with more steps has an endless loop
 EPOCH = 1_800_000_000.0
 _gmtime = time.gmtime
@@ -315,6 +316,8 @@ class _World:
             monitor.front_principals = lambda client: client
         monitor.has_relay = plan.behind is not None
         monitor.closable_responses = not {plan.transport, plan.behind} <= {"stream", "websocket", "sse", None}
+        # It crosses the line as often as this: to connect, with the request, and with the answer.
+        monitor.loses_cancellations_of_tasks = monitor.closable_responses and 3 * plan.line.delay > TASK_CANCEL_SECONDS
         # JSON responses have no room for questions.  In a legacy session a relay cannot know to which of several calls
         # a question belongs.
         monitor.can_ask = plan.transport != "json" and plan.behind is None
