@@ -281,7 +281,7 @@ async def by_client(era: str, together: int, count: Counter) -> None:
                     nursery.start_soon(calls, IN_A_ROW // together)
 
 
-def counted(row: str) -> float:
+def count_calls(row: str) -> float:
     """The calls of functions for one call of a tool, or for one of its reports."""
     transport, era, how = row.split(", ")
     count = Counter()
@@ -335,7 +335,7 @@ trio.run(main)
 """
 
 
-def loaded(row: str) -> int:
+def count_modules(row: str) -> int:
     """The number of modules in a separate process."""
     scripts = {"stdio, one call": BY_STDIO, "HTTP, one call": BY_HTTP}
     script = scripts.get(row, f"{row}\nimport sys; print({{'text': str(len(sys.modules))}})")
@@ -382,7 +382,7 @@ PLAIN = "import sys; sys.modules['orjson'] = None"
 
 
 def counts() -> dict[str, float]:
-    return {row: counted(row) for row in CALLS}
+    return {row: count_calls(row) for row in CALLS}
 
 
 def counted_twice() -> list[dict[str, float]]:
@@ -409,7 +409,7 @@ def test_the_count_is_the_same_every_time(seen: list[dict[str, float]]) -> None:
 
 @pytest.mark.parametrize("row", MODULES)
 def test_few_modules_are_loaded(row: str) -> None:
-    assert loaded(row) <= MODULES[row]
+    assert count_modules(row) <= MODULES[row]
 
 
 def test_a_small_server_loads_few_files_and_lines() -> None:
@@ -422,5 +422,5 @@ if __name__ == "__main__":
     for row, count in counted_twice()[0].items():
         sys.stdout.write(f"{row}: {count:.1f}\n")
     for row in MODULES:
-        sys.stdout.write(f"{row}: {loaded(row)}\n")
+        sys.stdout.write(f"{row}: {count_modules(row)}\n")
     sys.stdout.write("a small server: {} files, {} lines\n".format(*small_server()))

@@ -39,7 +39,7 @@ METHODS = {
 }
 
 
-def changing(**options: Any) -> Server:
+def server_with_lists(**options: Any) -> Server:
     """A server with all list capabilities and two resources."""
     server = Server("changing", capabilities=LISTS, **options)
     server.add_resource(Resource("one", "r://one"), lambda ctx, uri: "one")
@@ -108,7 +108,7 @@ async def test_a_change_is_sent_once_and_causes_no_other_notification(
     name: str, revision: str, autojump_clock: MockClock
 ) -> None:
     change, told = CHANGES[name]
-    server = changing()
+    server = server_with_lists()
     server.tool(name="old")(lambda: "")
     server.prompt(name="old")(lambda text: "")
     server.resource("o://{x}", name="old")(lambda x: "")
@@ -124,7 +124,7 @@ async def test_a_change_is_sent_once_and_causes_no_other_notification(
 async def test_a_subscription_gets_only_the_changes_of_its_filter(
     asked: tuple[str, ...], revision: str, autojump_clock: MockClock
 ) -> None:
-    server = changing()
+    server = server_with_lists()
     async with server.running(), connected(server, revision) as wire:
         subscription = await wire.subscribe(**dict.fromkeys(asked, True))
         assert subscription.agreed == set(asked)
@@ -140,7 +140,7 @@ async def test_a_subscription_gets_only_the_changes_of_its_filter(
 async def test_list_changes_need_no_subscription_in_the_legacy_era_only(
     revision: str, autojump_clock: MockClock
 ) -> None:
-    server = changing()
+    server = server_with_lists()
     async with server.running(), connected(server, revision) as wire:
         server.notify_list_changed(*LISTS)
         server.notify_resource_updated("r://one")
@@ -151,7 +151,7 @@ async def test_list_changes_need_no_subscription_in_the_legacy_era_only(
 @req("life-06", "arch-02")
 @legacy
 async def test_no_change_is_sent_before_the_end_of_the_handshake(revision: str, autojump_clock: MockClock) -> None:
-    server = changing()
+    server = server_with_lists()
     async with server.running(), connected(server, revision, opened=False) as wire:
         server.notify_list_changed("tools")
         await settle()
@@ -191,11 +191,11 @@ async def test_changes_of_undeclared_capabilities_are_not_sent(revision: str, au
 
 def test_an_unknown_list_is_refused() -> None:
     with pytest.raises(UsageError, match="unknown list 'tool'; the lists are tools, prompts, resources"):
-        changing().notify_list_changed("tools", "tool")  # type: ignore[arg-type]
+        server_with_lists().notify_list_changed("tools", "tool")  # type: ignore[arg-type]
 
 
 def test_changes_are_ignored_while_the_server_does_not_run() -> None:
-    server = changing()
+    server = server_with_lists()
     server.notify_list_changed(*LISTS)
     server.notify_resource_updated("r://one")
 
@@ -208,7 +208,7 @@ def test_changes_are_ignored_while_the_server_does_not_run() -> None:
 async def test_changes_of_one_window_are_sent_once_at_its_end(
     burst: float, revision: str, autojump_clock: MockClock
 ) -> None:
-    server = changing(change_debounce=burst)
+    server = server_with_lists(change_debounce=burst)
     async with server.running(), listening(server, revision, "r://one", "r://two") as wire:
         for _ in range(3):
             start = trio.current_time()
@@ -230,7 +230,7 @@ async def test_a_window_opens_with_the_first_change_and_is_not_extended(
     revision: str, autojump_clock: MockClock
 ) -> None:
     """If a list changes all the time, its notification is still sent, twenty times a second."""
-    server = changing()
+    server = server_with_lists()
     async with server.running(), listening(server, revision) as wire:
         start = trio.current_time()
         told: list[float] = []
@@ -254,7 +254,7 @@ async def test_a_window_opens_with_the_first_change_and_is_not_extended(
 
 @every_revision
 async def test_a_change_after_its_notification_is_sent_again(revision: str, autojump_clock: MockClock) -> None:
-    server = changing()
+    server = server_with_lists()
     async with server.running(), listening(server, revision) as wire:
         start = trio.current_time()
         server.notify_list_changed("tools")
@@ -271,7 +271,7 @@ async def test_a_change_after_its_notification_is_sent_again(revision: str, auto
 @req("res-19", "res-20", "sub-13")
 @every_revision
 async def test_each_client_gets_updates_of_its_own_subscriptions(revision: str, autojump_clock: MockClock) -> None:
-    server = changing()
+    server = server_with_lists()
     async with (
         server.running(),
         connected(server, revision) as one,
@@ -309,7 +309,7 @@ async def test_each_client_gets_updates_of_its_own_subscriptions(revision: str, 
 async def test_repeated_requests_to_subscribe_or_unsubscribe_do_no_harm(
     revision: str, autojump_clock: MockClock
 ) -> None:
-    server = changing()
+    server = server_with_lists()
     async with server.running(), connected(server, revision) as wire:
         for _ in range(2):
             assert await wire.call("resources/subscribe", {"uri": "r://one"}) == {}
@@ -329,7 +329,7 @@ async def test_repeated_requests_to_subscribe_or_unsubscribe_do_no_harm(
 async def test_the_modern_revision_has_no_requests_to_subscribe(
     method: str, revision: str, autojump_clock: MockClock
 ) -> None:
-    async with connected(changing(), revision) as wire:
+    async with connected(server_with_lists(), revision) as wire:
         with pytest.raises(ErrorResponse) as refused:
             await wire.call(method, {"uri": "r://one"})
     assert refused.value.code == -32601
@@ -341,7 +341,7 @@ async def test_the_modern_revision_has_no_requests_to_subscribe(
 async def test_each_subscription_of_a_connection_has_its_id_in_notifications(
     ids: tuple[Any, Any], revision: str, autojump_clock: MockClock
 ) -> None:
-    server = changing()
+    server = server_with_lists()
     asked = ({"toolsListChanged": True}, {"toolsListChanged": True, "resourceSubscriptions": ["r://one", "r://one"]})
     async with server.running(), connected(server, revision) as wire:
         for id, filter in zip(ids, asked, strict=True):
@@ -364,7 +364,7 @@ async def test_each_subscription_of_a_connection_has_its_id_in_notifications(
 
 @every_revision
 async def test_clients_of_both_eras_get_the_same_change(revision: str, autojump_clock: MockClock) -> None:
-    server = changing()
+    server = server_with_lists()
     async with (
         server.running(),
         listening(server, revision, "r://one") as one,
@@ -378,7 +378,7 @@ async def test_clients_of_both_eras_get_the_same_change(revision: str, autojump_
 
 @every_revision
 async def test_a_disconnected_client_is_forgotten(revision: str, autojump_clock: MockClock) -> None:
-    server = changing()
+    server = server_with_lists()
     async with server.running():
         async with listening(server, revision, "r://one"):
             assert server.statistics().listeners == 1
@@ -400,7 +400,7 @@ async def test_a_disconnected_client_is_forgotten(revision: str, autojump_clock:
 async def test_a_server_that_drains_ends_its_subscriptions_with_their_results(
     revision: str, autojump_clock: MockClock
 ) -> None:
-    server, drain = changing(), trio.Event()
+    server, drain = server_with_lists(), trio.Event()
     async with server.running(), connected(server, revision, drain=drain) as wire:
         ids = [
             await wire.start("subscriptions/listen", {"notifications": {"toolsListChanged": True}}) for _ in range(2)
@@ -424,7 +424,7 @@ async def test_a_server_that_drains_ends_its_subscriptions_with_their_results(
 async def test_a_cancelled_subscription_ends_at_once_without_an_answer(
     revision: str, autojump_clock: MockClock
 ) -> None:
-    server = changing()
+    server = server_with_lists()
     async with server.running(), connected(server, revision) as wire:
         id = await wire.start("subscriptions/listen", {"notifications": {"toolsListChanged": True}})
         await settle()
@@ -460,7 +460,7 @@ async def test_a_cancelled_subscription_ends_at_once_without_an_answer(
     ids=str,
 )
 async def test_an_invalid_filter_is_refused(params: Object, revision: str, autojump_clock: MockClock) -> None:
-    server = changing()
+    server = server_with_lists()
     async with server.running(), connected(server, revision) as wire:
         with pytest.raises(ErrorResponse) as refused:
             await wire.call("subscriptions/listen", params)
@@ -547,7 +547,7 @@ async def test_pending_changes_of_an_ended_subscription_are_not_sent(revision: s
 
 @every_revision
 async def test_a_client_that_does_not_read_delays_no_other_client(revision: str, autojump_clock: MockClock) -> None:
-    server = changing(limits=Limits(outgoing=1))
+    server = server_with_lists(limits=Limits(outgoing=1))
     async with (
         server.running(),
         listening(server, revision, streams=one_byte_pipe) as slow,

@@ -574,7 +574,7 @@ async def test_a_clash_of_names_refuses_the_whole_mount(revision: str, autojump_
 async def test_one_server_may_be_mounted_twice(revision: str, autojump_clock: MockClock) -> None:
     log: list[Any] = []
     top = Server("top")
-    twice = Server("twice", lifespan=counted(log))
+    twice = Server("twice", lifespan=logged_lifespan(log))
     twice.tool(name="tool")(lambda: "done")
     top.mount(twice, prefix="a_")
     top.mount(twice, prefix="b_")
@@ -587,7 +587,7 @@ async def test_one_server_may_be_mounted_twice(revision: str, autojump_clock: Mo
 # Lifespans, and the run that connections share.
 
 
-def counted(log: list[Any], value: Any = None) -> Callable[[Server], Any]:
+def logged_lifespan(log: list[Any], value: Any = None) -> Callable[[Server], Any]:
     @contextlib.asynccontextmanager
     async def lifespan(server: Server) -> AsyncIterator[Any]:
         log.append("begins")
@@ -602,7 +602,7 @@ def counted(log: list[Any], value: Any = None) -> Callable[[Server], Any]:
 @every_revision
 async def test_the_connections_of_a_shared_run_have_one_lifespan(revision: str, autojump_clock: MockClock) -> None:
     log: list[Any] = []
-    server = Server("shared", lifespan=counted(log, value := object()))
+    server = Server("shared", lifespan=logged_lifespan(log, value := object()))
 
     @server.tool
     async def tell(ctx: Context) -> str:
@@ -622,7 +622,7 @@ async def test_without_a_shared_run_each_connection_has_its_own_lifespan(
     revision: str, autojump_clock: MockClock
 ) -> None:
     log: list[Any] = []
-    server = Server("private", lifespan=counted(log))
+    server = Server("private", lifespan=logged_lifespan(log))
     server.tool(name="tell")(lambda: "")
     async with connected(server, revision) as one, connected(server, revision) as two:
         await one.subscribe(tools=True)
@@ -661,7 +661,7 @@ class Boom(Exception):
     pass
 
 
-def failing(when: str, error: BaseException) -> Callable[[Server], Any]:
+def failing_lifespan(when: str, error: BaseException) -> Callable[[Server], Any]:
     @contextlib.asynccontextmanager
     async def lifespan(server: Server) -> AsyncIterator[None]:
         if when == "enter":
@@ -677,7 +677,7 @@ def failing(when: str, error: BaseException) -> Callable[[Server], Any]:
 async def test_the_exception_of_a_lifespan_is_raised_unchanged(
     when: str, error: BaseException, autojump_clock: MockClock
 ) -> None:
-    server = Server("failing", lifespan=failing(when, error))
+    server = Server("failing", lifespan=failing_lifespan(when, error))
     outer = Server("outer")
     outer.mount(server)
     for each in (server, outer):
@@ -724,7 +724,7 @@ async def test_the_exception_of_the_block_of_a_run_is_raised_unchanged(
 
 
 @contextlib.asynccontextmanager
-async def with_a_nursery(server: Server) -> AsyncIterator[trio.Nursery]:
+async def nursery_lifespan(server: Server) -> AsyncIterator[trio.Nursery]:
     async with trio.open_nursery() as nursery:
         yield nursery
         nursery.cancel_scope.cancel()
@@ -736,7 +736,7 @@ async def with_a_nursery(server: Server) -> AsyncIterator[trio.Nursery]:
 async def test_nurseries_of_lifespans_do_not_wrap_the_exception(
     error: BaseException, autojump_clock: MockClock
 ) -> None:
-    server, inner = (Server(name, lifespan=with_a_nursery) for name in ("outer", "inner"))
+    server, inner = (Server(name, lifespan=nursery_lifespan) for name in ("outer", "inner"))
     server.mount(inner)
     with pytest.raises(type(error)) as caught:
         async with server.running():
@@ -764,7 +764,7 @@ async def test_a_second_failure_in_the_nursery_of_a_lifespan_makes_a_group(autoj
 
 
 async def test_a_server_runs_once_at_a_time(autojump_clock: MockClock) -> None:
-    server = Server("once", lifespan=counted([]))
+    server = Server("once", lifespan=logged_lifespan([]))
     async with trio.open_nursery() as nursery:
 
         async def begin() -> None:
@@ -785,7 +785,7 @@ async def test_a_server_runs_once_at_a_time(autojump_clock: MockClock) -> None:
 @every_revision
 async def test_connections_end_with_the_run_that_they_share(revision: str, autojump_clock: MockClock) -> None:
     log: list[Any] = []
-    server = Server("ending", lifespan=counted(log))
+    server = Server("ending", lifespan=logged_lifespan(log))
 
     @server.tool
     async def wait() -> None:

@@ -17,7 +17,7 @@ from trio_mcp import Context, Server, UsageError, serve_http, serve_stream
 from trio_mcp.server import Run
 
 
-def working(**options: Any) -> Server:
+def working_server(**options: Any) -> Server:
     server = Server("working", **options)
 
     @server.tool
@@ -39,7 +39,7 @@ def work(seconds: float) -> dict[str, Any]:
 @pytest.mark.contract
 @every_revision
 async def test_a_drain_refuses_new_requests_and_lets_calls_finish(revision: str, autojump_clock: MockClock) -> None:
-    server = working()
+    server = working_server()
     async with (
         server.running(),
         connected(server, revision) as busy,
@@ -74,7 +74,7 @@ async def test_a_drain_refuses_new_requests_and_lets_calls_finish(revision: str,
 async def test_calls_are_stopped_at_the_deadline_which_counts_from_the_start(
     revision: str, inside: int, autojump_clock: MockClock
 ) -> None:
-    server = working()
+    server = working_server()
     async with server.running(), connected(server, revision) as wire:
         id = await wire.start("tools/call", work(100))
         await wait_all_tasks_blocked()
@@ -102,7 +102,7 @@ async def test_a_drain_waits_for_the_lifespan_of_a_connection(autojump_clock: Mo
         await trio.sleep(50)
         ended.append(trio.current_time())
 
-    server = working(lifespan=lifespan)
+    server = working_server(lifespan=lifespan)
     async with connected(server, LATEST) as wire:
         await wire.start("tools/call", work(100))
         await wait_all_tasks_blocked()
@@ -123,7 +123,7 @@ async def test_a_drain_waits_for_the_lifespan_of_an_http_server(autojump_clock: 
             await trio.sleep(3)
             ended.append(trio.current_time())
 
-    server = working(lifespan=lifespan)
+    server = working_server(lifespan=lifespan)
     async with trio.open_nursery() as nursery:
         await nursery.start(serve_http, server)
         async with server.draining(10):
@@ -133,7 +133,7 @@ async def test_a_drain_waits_for_the_lifespan_of_an_http_server(autojump_clock: 
 
 
 async def test_a_drain_with_an_infinite_deadline_waits_for_all_calls(autojump_clock: MockClock) -> None:
-    server = working()
+    server = working_server()
     async with connected(server, LATEST) as wire:
         await wire.start("tools/call", work(10_000))
         await wait_all_tasks_blocked()
@@ -143,14 +143,14 @@ async def test_a_drain_with_an_infinite_deadline_waits_for_all_calls(autojump_cl
 
 
 async def test_a_server_that_does_not_run_is_drained_at_once(autojump_clock: MockClock) -> None:
-    async with working().draining(10):
+    async with working_server().draining(10):
         pass
     assert trio.current_time() == 0
 
 
 @pytest.mark.parametrize("end", ["cancelled", "raises"])
 async def test_a_failure_in_the_block_of_a_drain_stops_all_calls_at_once(end: str, autojump_clock: MockClock) -> None:
-    server, error = working(), ValueError("mine")
+    server, error = working_server(), ValueError("mine")
 
     async def drain() -> None:
         async with server.draining(10):
@@ -175,7 +175,7 @@ async def test_a_failure_in_the_block_of_a_drain_stops_all_calls_at_once(end: st
 
 @modern
 async def test_a_drain_waits_for_parked_calls_until_the_deadline(revision: str, autojump_clock: MockClock) -> None:
-    server = working()
+    server = working_server()
     async with server.running(), connected(server, revision) as wire:
         asked = await wire.call("tools/call", {"name": "asks"}, rounds=False)
         async with server.draining(10):
@@ -192,7 +192,7 @@ async def test_a_drain_waits_for_parked_calls_until_the_deadline(revision: str, 
 
 
 async def test_a_drain_does_not_wait_for_a_client_that_has_disconnected(autojump_clock: MockClock) -> None:
-    server = working()
+    server = working_server()
     async with server.running():
         async with connected(server, LATEST) as wire, trio.open_nursery() as nursery:
             await wire.call("tools/call", {"name": "asks"}, rounds=False)
@@ -210,7 +210,7 @@ async def drained(server: Server, seconds: float) -> None:
 
 
 async def test_the_first_deadline_of_two_drains_counts(autojump_clock: MockClock) -> None:
-    server = working()
+    server = working_server()
     async with server.running(), connected(server, LATEST) as wire:
         await wire.start("tools/call", work(100))
         await wait_all_tasks_blocked()
@@ -221,7 +221,7 @@ async def test_the_first_deadline_of_two_drains_counts(autojump_clock: MockClock
 
 
 async def test_a_server_that_was_drained_may_run_again(autojump_clock: MockClock) -> None:
-    server = working()
+    server = working_server()
     async with server.draining(5), server.running(), connected(server, LATEST, opened=False) as late:
         await late.ended.wait()  # the server does not serve before the end of the drain
     async with connected(server, LATEST) as wire:
@@ -229,7 +229,7 @@ async def test_a_server_that_was_drained_may_run_again(autojump_clock: MockClock
 
 
 async def test_a_mounted_server_drains_only_its_own_connections(autojump_clock: MockClock) -> None:
-    inner, outer = working(), Server("outer")
+    inner, outer = working_server(), Server("outer")
     outer.mount(inner, prefix="inner_")
     async with connected(outer, LATEST) as above, connected(inner, LATEST) as alone:
         async with inner.draining(10):
@@ -240,7 +240,7 @@ async def test_a_mounted_server_drains_only_its_own_connections(autojump_clock: 
 
 @pytest.mark.parametrize("seconds", [-1, math.nan, "5", None, True])
 async def test_invalid_seconds_are_refused(seconds: Any, autojump_clock: MockClock) -> None:
-    server = working()
+    server = working_server()
     async with connected(server, LATEST) as wire:
         with pytest.raises(UsageError, match="seconds, 0 or more"):
             server.draining(seconds)
@@ -261,7 +261,7 @@ async def test_a_drain_ends_a_connection_of_any_kind(autojump_clock: MockClock) 
         def stop(self) -> None:
             heard.append("stop")
 
-    server = working()
+    server = working_server()
     async with server.running(), server._joined() as run:
         assert isinstance(run, Run)
         run.connections[Endpoint()] = None
@@ -276,7 +276,7 @@ async def test_a_drain_ends_a_connection_of_any_kind(autojump_clock: MockClock) 
 
 async def test_a_stream_that_is_served_during_a_drain_is_closed_at_once(autojump_clock: MockClock) -> None:
     ours, theirs = unlimited_pipe()
-    server = working()
+    server = working_server()
     async with server.draining(10):
         await serve_stream(server, theirs)
         assert await ours.receive_some() == b""
@@ -284,7 +284,7 @@ async def test_a_stream_that_is_served_during_a_drain_is_closed_at_once(autojump
 
 
 async def test_the_error_of_a_draining_connection_is_raised_where_it_is_served(autojump_clock: MockClock) -> None:
-    server = working()
+    server = working_server()
 
     def tap(direction: str, data: bytes) -> None:
         if b"result" in data:

@@ -295,7 +295,7 @@ def test_a_raw_prompt_without_arguments_takes_none() -> None:
 Make = Callable[[], Any]
 
 
-def untitled(name: str) -> Callable[..., Any]:
+def function_named(name: str) -> Callable[..., Any]:
     """A function with this name."""
 
     def function() -> None: ...
@@ -312,7 +312,7 @@ class Nameless:
 @pytest.mark.parametrize("name", ["a", "A.b-c_9", "x" * 128, "9"])
 def test_valid_names_of_tools(name: str) -> None:
     assert entries.tool_of(today, name=name).key == name
-    assert entries.tool_of(untitled(name)).key == name
+    assert entries.tool_of(function_named(name)).key == name
     assert raw_tool(Tool(name, SCHEMA), given).key == name
 
 
@@ -321,7 +321,7 @@ def test_valid_names_of_tools(name: str) -> None:
 def test_invalid_names_of_tools_are_refused(name: str) -> None:
     for make in (
         lambda: entries.tool_of(today, name=name),
-        lambda: entries.tool_of(untitled(name)),
+        lambda: entries.tool_of(function_named(name)),
         lambda: raw_tool(Tool(name, SCHEMA), given),
     ):
         with pytest.raises(

@@ -70,7 +70,7 @@ class PingParams(TypedDict):
     target: str
 
 
-def pinging(**options: Any) -> Server:
+def ping_server(**options: Any) -> Server:
     """A server with an extension and with methods of its own."""
     server = Server("pinging", **options)
     ext = server.extension(PING, settings={"loud": True})
@@ -99,7 +99,7 @@ def pinging(**options: Any) -> Server:
 @pytest.mark.contract
 @every_revision
 async def test_a_method_takes_typed_params_and_gives_a_typed_result(revision: str, autojump_clock: MockClock) -> None:
-    async with connected(pinging(), revision, capabilities=declaring(revision)) as wire:
+    async with connected(ping_server(), revision, capabilities=declaring(revision)) as wire:
         result = await wire.call(PING, {"target": "moon", "of a later version": 1})
         assert without_protocol(result) == {"target": "moon", "times": 1}
         assert without_protocol(await wire.call("com.example/nothing")) == {}
@@ -119,7 +119,7 @@ async def test_a_client_without_the_extension_may_call_the_other_methods_only(
     revision: str, autojump_clock: MockClock
 ) -> None:
     place = "extensions" if revision == LATEST else "experimental"
-    async with connected(pinging(), revision) as wire:
+    async with connected(ping_server(), revision) as wire:
         with pytest.raises(ErrorResponse) as caught:
             await wire.call(PING, {"target": "moon"})
         assert caught.value.code == MISSING_CLIENT_CAPABILITY
@@ -137,7 +137,7 @@ async def test_a_client_without_the_extension_may_call_the_other_methods_only(
 async def test_a_result_that_is_no_object_is_a_failure_of_the_server(
     revision: str, autojump_clock: MockClock, caplog: pytest.LogCaptureFixture
 ) -> None:
-    async with connected(pinging(), revision) as wire:
+    async with connected(ping_server(), revision) as wire:
         with pytest.raises(ErrorResponse, match="wrong failed"):
             await wire.call("com.example/wrong")
     assert "the result of com.example/wrong must be an object" in caplog.text
@@ -145,7 +145,7 @@ async def test_a_result_that_is_no_object_is_a_failure_of_the_server(
 
 @every_revision
 async def test_a_fallback_serves_all_other_methods(revision: str, autojump_clock: MockClock) -> None:
-    server, noted = pinging(), list[str]()
+    server, noted = ping_server(), list[str]()
 
     @server.fallback
     async def forward(ctx: Context, method: str, params: JsonObject) -> JsonObject:
@@ -446,7 +446,7 @@ async def test_a_method_of_a_mounted_server_comes_before_a_fallback(revision: st
 
 
 def test_invalid_registrations_are_refused() -> None:
-    server = pinging()
+    server = ping_server()
     for wrong, why in (
         (lambda: server.extension(PING), "this server has the extension com.example/ping already"),
         (lambda: server.extension("ping"), "needs a prefix"),
@@ -557,7 +557,7 @@ class Host:
 LATER: JsonObject = {"content": [{"type": "text", "text": "later"}]}
 
 
-class Detaching:
+class DetachingServer:
     """A server with a tool that detaches its call.  `host` gets the later messages, and `call` cancels the call."""
 
     def __init__(self) -> None:
@@ -591,7 +591,7 @@ class Detaching:
 @pytest.mark.contract
 @every_revision
 async def test_a_detached_call_is_answered_at_once_and_continues(revision: str, autojump_clock: MockClock) -> None:
-    made = Detaching()
+    made = DetachingServer()
     async with made.server.running(), connected(made.server, revision) as wire:
         result = await wire.call("tools/call", {"name": "work", "arguments": {"how": "returns"}}, progress="p")
         assert result["content"][0]["text"] == "later"
@@ -610,7 +610,7 @@ async def test_a_detached_call_is_answered_at_once_and_continues(revision: str, 
 
 @every_revision
 async def test_a_detached_call_does_not_end_with_its_client(revision: str, autojump_clock: MockClock) -> None:
-    made = Detaching()
+    made = DetachingServer()
     async with made.server.running():
         async with connected(made.server, revision) as wire:
             await wire.call("tools/call", {"name": "work", "arguments": {"how": "returns"}})
@@ -632,7 +632,7 @@ async def test_a_detached_call_does_not_end_with_its_client(revision: str, autoj
 async def test_the_failure_of_a_detached_call_goes_to_its_host(
     revision: str, how: str, end: Any, kind: type[Exception], autojump_clock: MockClock
 ) -> None:
-    made = Detaching()
+    made = DetachingServer()
     async with connected(made.server, revision) as wire:
         await wire.call("tools/call", {"name": "work", "arguments": {"how": how}})
         await made.host.finished.wait()
@@ -644,7 +644,7 @@ async def test_the_failure_of_a_detached_call_goes_to_its_host(
 
 @modern
 async def test_a_detached_call_asks_its_host(revision: str, autojump_clock: MockClock) -> None:
-    made = Detaching()
+    made = DetachingServer()
     async with connected(made.server, revision) as wire:
         await wire.call("tools/call", {"name": "work", "arguments": {"how": "asks"}})
         await made.host.finished.wait()
@@ -675,7 +675,7 @@ async def test_a_tool_may_ask_before_it_is_detached(revision: str, autojump_cloc
 
 @every_revision
 async def test_a_detached_call_is_cancelled_by_its_extension(revision: str, autojump_clock: MockClock) -> None:
-    made = Detaching()
+    made = DetachingServer()
     async with connected(made.server, revision) as wire:
         await wire.call("tools/call", {"name": "work", "arguments": {"how": "returns"}})
         assert made.call is not None
@@ -714,7 +714,7 @@ async def test_a_request_that_is_cancelled_is_not_detached(revision: str, autoju
 async def test_an_extension_that_cannot_take_a_result_is_reported(
     revision: str, autojump_clock: MockClock, caplog: pytest.LogCaptureFixture
 ) -> None:
-    made = Detaching()
+    made = DetachingServer()
     made.host.fails = True
     async with connected(made.server, revision) as wire:
         await wire.call("tools/call", {"name": "work", "arguments": {"how": "returns"}})
@@ -725,7 +725,7 @@ async def test_an_extension_that_cannot_take_a_result_is_reported(
 
 @legacy
 async def test_a_detached_call_may_still_notify_its_session(revision: str, autojump_clock: MockClock) -> None:
-    made = Detaching()
+    made = DetachingServer()
     async with made.server.running(), connected(made.server, revision, check=False) as wire:
         await wire.call("tools/call", {"name": "work", "arguments": {"how": "returns"}}, progress="p")
         assert made.call is not None
@@ -770,7 +770,7 @@ async def test_an_extension_runs_beside_the_server_and_starts_calls(revision: st
     assert began == ["first", "second"]
 
 
-class Broken:
+class FailingServer:
     """A server with an extension that fails after three seconds, and a handler that runs meanwhile."""
 
     def __init__(self) -> None:
@@ -796,7 +796,7 @@ class Broken:
 async def test_an_extension_that_fails_ends_the_run_with_its_error(
     revision: str, shared: bool, autojump_clock: MockClock
 ) -> None:
-    made = Broken()
+    made = FailingServer()
 
     async def serve() -> None:
         running = made.server.running() if shared else contextlib.nullcontext()
@@ -838,7 +838,7 @@ async def agreed_to(ctx: Context, asked: Json, listener: Listener) -> Json:
     return asked
 
 
-class Watched:
+class FilteringServer:
     """A server with an extension that has a filter."""
 
     def __init__(self, **options: Any) -> None:
@@ -871,7 +871,7 @@ async def listening(wire: RawClient, filter: JsonObject) -> Any:
 @pytest.mark.contract
 @modern
 async def test_an_extension_agrees_to_its_part_of_a_filter(revision: str, autojump_clock: MockClock) -> None:
-    made = Watched()
+    made = FilteringServer()
     async with connected(made.server, revision, capabilities=declaring(revision), check=False) as wire:
         id, acknowledged = await listening(wire, {"pings": ["a", "secret"], "toolsListChanged": True})
         assert acknowledged["notifications"] == {"toolsListChanged": True, "pings": ["a"]}
@@ -896,7 +896,7 @@ async def test_an_extension_agrees_to_its_part_of_a_filter(revision: str, autoju
 @req("xtask-37")
 @modern
 async def test_a_filter_that_the_extension_refuses_is_refused(revision: str, autojump_clock: MockClock) -> None:
-    made = Watched()
+    made = FilteringServer()
     async with connected(made.server, revision, capabilities=declaring(revision), check=False) as wire:
         with pytest.raises(ErrorResponse, match="pings must be a list"):
             await wire.call("subscriptions/listen", {"notifications": {"pings": 1}})
@@ -911,7 +911,7 @@ async def test_a_filter_that_the_extension_refuses_is_refused(revision: str, aut
 async def test_a_listen_request_may_be_cancelled_while_the_filter_runs(
     revision: str, autojump_clock: MockClock
 ) -> None:
-    made = Watched()
+    made = FilteringServer()
     async with connected(made.server, revision, capabilities=declaring(revision), check=False) as wire:
         id = await wire.start("subscriptions/listen", {"notifications": {"pings": ["a"]}})
         await wait_all_tasks_blocked()
@@ -926,7 +926,7 @@ async def test_a_listen_request_may_be_cancelled_while_the_filter_runs(
 async def test_a_client_that_does_not_read_gets_the_newest_notification_of_each_key(
     revision: str, autojump_clock: MockClock
 ) -> None:
-    made = Watched(limits=Limits(outgoing=4))
+    made = FilteringServer(limits=Limits(outgoing=4))
     options: Any = {"capabilities": declaring(revision), "check": False, "streams": one_byte_pipe}
     async with connected(made.server, revision, **options) as wire:
         await listening(wire, {"pings": ["a"]})
@@ -944,7 +944,7 @@ async def test_a_client_that_does_not_read_gets_the_newest_notification_of_each_
 
 @modern
 async def test_a_stream_ends_with_its_listeners(revision: str, autojump_clock: MockClock) -> None:
-    made = Watched()
+    made = FilteringServer()
     async with connected(made.server, revision, capabilities=declaring(revision), check=False) as wire:
         await listening(wire, {"pings": ["a"]})
     (listener,) = made.listeners
@@ -955,7 +955,7 @@ async def test_a_stream_ends_with_its_listeners(revision: str, autojump_clock: M
 async def test_a_listener_ends_with_a_subscription_that_does_not_begin(
     revision: str, autojump_clock: MockClock
 ) -> None:
-    made, other = Watched(), "com.example/other"
+    made, other = FilteringServer(), "com.example/other"
     listeners: list[Listener] = []
 
     async def refuses(ctx: Context, asked: Json, listener: Listener) -> Json:

@@ -90,7 +90,7 @@ class AsyncWeather:
 
 
 class ObjectDecorator:
-    """A decorator that is a class."""
+    """A decorator that replaces the function by an object."""
 
     def __init__(self, function: Callable[..., Any]) -> None:
         functools.update_wrapper(self, function)

@@ -74,7 +74,7 @@ LISTS = [
 each_list = pytest.mark.parametrize("each", LISTS, ids=lambda each: each.member)
 
 
-def filled(count: int, **options: Any) -> Server:
+def server_with_items(count: int, **options: Any) -> Server:
     server = Server("lists", **options)
     for each in LISTS:
         for number in range(count):
@@ -105,7 +105,7 @@ async def test_every_list_comes_in_pages_of_any_size(
     size: int | None, each: List, revision: str, autojump_clock: MockClock
 ) -> None:
     all_names = [each.name(number) for number in range(7)]
-    async with connected(filled(7, page_size=size), revision) as wire:
+    async with connected(server_with_items(7, page_size=size), revision) as wire:
         pages = await walk(wire, each)
         assert pages == [all_names[at : at + (size or 7)] for at in range(0, 7, size or 7)]
         assert await walk(wire, each) == pages
@@ -114,7 +114,7 @@ async def test_every_list_comes_in_pages_of_any_size(
 @every_revision
 @each_list
 async def test_pages_have_a_hundred_items_by_default(each: List, revision: str, autojump_clock: MockClock) -> None:
-    async with connected(filled(101), revision) as wire:
+    async with connected(server_with_items(101), revision) as wire:
         assert [len(page) for page in await walk(wire, each)] == [100, 1]
 
 
@@ -126,7 +126,7 @@ async def test_pages_have_a_hundred_items_by_default(each: List, revision: str, 
 async def test_an_invalid_cursor_or_that_of_another_list_is_refused(
     cursor: Any, each: List, revision: str, autojump_clock: MockClock, caplog: pytest.LogCaptureFixture
 ) -> None:
-    async with connected(filled(3, page_size=1), revision) as wire:
+    async with connected(server_with_items(3, page_size=1), revision) as wire:
         with pytest.raises(ErrorResponse) as refused:
             await wire.call(each.method, {"cursor": cursor})
         assert refused.value.code == -32602
@@ -143,7 +143,7 @@ async def test_an_invalid_cursor_or_that_of_another_list_is_refused(
 @every_revision
 @each_list
 async def test_a_null_cursor_means_the_first_page(each: List, revision: str, autojump_clock: MockClock) -> None:
-    async with connected(filled(3, page_size=2), revision) as wire:
+    async with connected(server_with_items(3, page_size=2), revision) as wire:
         assert len(each.names(await wire.call(each.method, {"cursor": None}))) == 2
 
 
@@ -151,7 +151,7 @@ async def test_a_null_cursor_means_the_first_page(each: List, revision: str, aut
 @every_revision
 @each_list
 async def test_paging_continues_while_the_list_changes(each: List, revision: str, autojump_clock: MockClock) -> None:
-    server = filled(5, page_size=2)
+    server = server_with_items(5, page_size=2)
     async with connected(server, revision) as wire:
         first = await wire.call(each.method)
         each.remove(server, 1)  # the last item of the first page
@@ -186,7 +186,7 @@ async def test_a_list_may_be_empty_and_filled_later(each: List, revision: str, a
 async def test_a_list_does_not_depend_on_the_connection_and_its_history(
     each: List, revision: str, autojump_clock: MockClock
 ) -> None:
-    server = filled(5, page_size=2)
+    server = server_with_items(5, page_size=2)
     async with connected(server, revision) as one, connected(server, revision) as two:
         before = await walk(one, each)
         await one.call("tools/call", {"name": "tool1"})
@@ -320,7 +320,7 @@ async def test_the_filter_is_called_at_most_once_for_each_allowed_uri(revision: 
 async def test_without_a_filter_a_client_may_subscribe_to_a_later_resource(
     revision: str, autojump_clock: MockClock
 ) -> None:
-    server = filled(1)
+    server = server_with_items(1)
     async with server.running(), connected(server, revision) as wire:
         assert "r://7" in (await wire.subscribe(uris=["r://7"])).agreed
         LISTS[2].add(server, 7)
@@ -335,7 +335,7 @@ async def test_a_filter_that_raises_fails_the_request(
     def filter(principal: Any, item: Any) -> bool:
         raise ValueError("hunter2")
 
-    server = filled(1, filter=filter)
+    server = server_with_items(1, filter=filter)
     async with server.running(), connected(server, revision) as wire:
         for each in LISTS:
             with pytest.raises(ErrorResponse, match="log says why") as refused:
@@ -358,7 +358,7 @@ ABOUT = Annotations(audience=["user"], priority=0.5, last_modified="2025-06-18T1
 META = {"com.example/key": 1}
 
 
-def described() -> Server:
+def described_server() -> Server:
     server = Server("described")
     common: Object = {"title": "A title", "icons": [ICON], "meta": META}
 
@@ -405,7 +405,7 @@ def shown(each: List, revision: str) -> Object:
             "description": "It lists a number.",
             "inputSchema": {**takes, "additionalProperties": False},
             **since(revision, "2025-03-26", annotations={"title": "Hinted", "readOnlyHint": True}),
-            # tool-36: in older revisions, an output schema must be one of objects.
+            # tool-36: in older revisions, an output schema must have the type object.
             **since(revision, "2025-06-18", outputSchema=numbers if revision == "2026-07-28" else boxed),
         },
         "prompts": {
@@ -428,7 +428,7 @@ def shown(each: List, revision: str) -> Object:
 @every_revision
 @each_list
 async def test_an_item_has_the_members_of_its_revision(each: List, revision: str, autojump_clock: MockClock) -> None:
-    async with connected(described(), revision) as wire:
+    async with connected(described_server(), revision) as wire:
         (item,) = (await wire.call(each.method))[each.member]
     assert item == shown(each, revision)
 
@@ -449,7 +449,7 @@ def hints(result: Object) -> Object:
 async def test_a_list_has_its_cache_hints(
     given: CacheHints | None, each: List, revision: str, autojump_clock: MockClock
 ) -> None:
-    server = filled(3, page_size=1, cache={} if given is None else {each.method: given})
+    server = server_with_items(3, page_size=1, cache={} if given is None else {each.method: given})
     async with connected(server, revision) as wire:
         expected = _NO_HINTS if given is None else {"ttlMs": given.ttl_ms, "cacheScope": given.scope}
         params: Object = {}
@@ -471,7 +471,7 @@ async def test_each_page_of_a_list_may_have_its_own_time_to_live(revision: str, 
         page = await call_next(request)
         return {**page, **whole.page(5_000).members()} if "cursor" in request.params else page
 
-    server = filled(2, page_size=1, middleware=[shorten], cache={"tools/list": whole})
+    server = server_with_items(2, page_size=1, middleware=[shorten], cache={"tools/list": whole})
     async with connected(server, revision) as wire:
         first = await wire.call("tools/list")
         second = await wire.call("tools/list", {"cursor": first["nextCursor"]})
@@ -608,7 +608,7 @@ async def test_capabilities_can_be_declared_before_their_first_entry(revision: s
 @req("arch-01")
 @every_revision
 async def test_the_capabilities_of_removed_entries_stay_declared(revision: str, autojump_clock: MockClock) -> None:
-    server = filled(1)
+    server = server_with_items(1)
     for each in LISTS:
         each.remove(server, 0)
     async with connected(server, revision) as wire:

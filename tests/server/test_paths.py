@@ -156,7 +156,7 @@ def test_the_directory_may_itself_be_a_link(tree: Path) -> None:
 def test_a_path_out_of_its_directory_is_refused(tree: Path, relative: str) -> None:
     with pytest.raises(PathRefused) as caught:
         below(tree, relative)
-    # The error is sent to the client, even if the handler ignores it, and must not have the place of the directory.
+    # The client gets this error if the handler does not catch it, so it must not tell where the directory is.
     assert isinstance(caught.value, RequestError)
     assert caught.value.code == INVALID_PARAMS
     assert caught.value.data is None

@@ -45,7 +45,7 @@ class Subscriber:
 
 
 @contextlib.asynccontextmanager
-async def publishing(window: float = WINDOW) -> AsyncIterator[Publisher]:
+async def running_publisher(window: float = WINDOW) -> AsyncIterator[Publisher]:
     """A running publisher.  The mock clock starts at zero."""
     publisher = Publisher(Limits(), window)
     async with trio.open_nursery() as nursery:
@@ -85,7 +85,7 @@ async def test_the_changes_of_one_window_are_one_notification(
     changes: list[float], times: list[float], clock: MockClock
 ) -> None:
     subscriber = Subscriber()
-    async with publishing() as publisher:
+    async with running_publisher() as publisher:
         listen(publisher, subscriber, 1, TOOLS_CHANGED)
         for at in changes:
             await trio.sleep_until(at)
@@ -96,7 +96,7 @@ async def test_the_changes_of_one_window_are_one_notification(
 @req("sub-01", "sub-13")
 async def test_each_subscriber_gets_its_changes_in_their_first_order(clock: MockClock) -> None:
     one, two = Subscriber(), Subscriber()
-    async with publishing() as publisher:
+    async with running_publisher() as publisher:
         listen(publisher, one, "a", TOOLS_CHANGED, resource_updated("r://one"))
         listen(publisher, one, "b", TOOLS_CHANGED)
         listen(publisher, two, "a", PROMPTS_CHANGED)
@@ -112,7 +112,7 @@ async def test_each_subscriber_gets_its_changes_in_their_first_order(clock: Mock
 
 async def test_subscribers_at_the_end_of_the_window_get_the_change(clock: MockClock) -> None:
     left, stayed, came = Subscriber(), Subscriber(), Subscriber()
-    async with publishing() as publisher:
+    async with running_publisher() as publisher:
         key = listen(publisher, left, 1, TOOLS_CHANGED)
         listen(publisher, stayed, 1, TOOLS_CHANGED)
         publisher.publish(TOOLS_CHANGED)
@@ -123,7 +123,7 @@ async def test_subscribers_at_the_end_of_the_window_get_the_change(clock: MockCl
 
 async def test_a_change_without_subscribers_is_not_kept(clock: MockClock) -> None:
     subscriber = Subscriber()
-    async with publishing() as publisher:
+    async with running_publisher() as publisher:
         publisher.publish(TOOLS_CHANGED)
         listen(publisher, subscriber, 1, TOOLS_CHANGED)
         await trio.sleep(1)
@@ -132,7 +132,7 @@ async def test_a_change_without_subscribers_is_not_kept(clock: MockClock) -> Non
 
 async def test_without_a_window_changes_are_sent_at_once(clock: MockClock) -> None:
     subscriber = Subscriber()
-    async with publishing(0) as publisher:
+    async with running_publisher(0) as publisher:
         listen(publisher, subscriber, 1, TOOLS_CHANGED)
         for _ in range(2):
             publisher.publish(TOOLS_CHANGED)
@@ -151,7 +151,7 @@ async def test_a_change_by_a_subscriber_is_sent_in_the_next_window(clock: MockCl
                 publisher.publish(TOOLS_CHANGED)
 
     subscriber = Echo()
-    async with publishing() as publisher:
+    async with running_publisher() as publisher:
         listen(publisher, subscriber, 1, TOOLS_CHANGED)
         publisher.publish(TOOLS_CHANGED)
     assert [time for time, _, _ in subscriber.received] == [0.5, 1.0, 1.5]

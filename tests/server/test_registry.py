@@ -100,7 +100,7 @@ def names(catalog: Catalog, method: str = "tools/list") -> list[str]:
     return [item.get("uri") or item.get("uriTemplate") or item["name"] for item in items]
 
 
-def filled() -> Catalog:
+def filled_catalog() -> Catalog:
     catalog = Catalog()
     for entry in (tool("add"), prompt("review"), resource("a:b"), template("a://{x}")):
         catalog.add(entry)
@@ -112,7 +112,7 @@ def filled() -> Catalog:
 
 @req("tool-18")
 def test_tools_and_prompts_are_found_by_exactly_their_names() -> None:
-    catalog = filled()
+    catalog = filled_catalog()
     found = catalog.find("tools", "add")
     assert found is not None
     assert found.entry.prepare(CTX, {"city": "Oslo"})() == "add Oslo"
@@ -126,7 +126,7 @@ def test_tools_and_prompts_are_found_by_exactly_their_names() -> None:
 
 
 @req("res-22")
-def test_a_fixed_uri_goes_before_templates_and_those_in_the_order_of_registration() -> None:
+def test_a_fixed_uri_comes_before_templates_in_registration_order() -> None:
     catalog = Catalog()
     catalog.add(template("a://x/{rest}"))
     catalog.add(template("a://{+rest}"))
@@ -143,7 +143,7 @@ def test_a_fixed_uri_goes_before_templates_and_those_in_the_order_of_registratio
 @req("res-10")
 @pytest.mark.parametrize("uri", ["a://..", "a://%2e%2e", "a://b%00", "a://%zz", "a://\ud800", "a:", "", "a:B"])
 def test_an_unknown_or_invalid_uri_is_not_found(uri: str) -> None:
-    assert filled().find_resource(uri) is None
+    assert filled_catalog().find_resource(uri) is None
 
 
 def test_a_uri_is_quoted_once_for_all_templates_unless_it_is_too_long(
@@ -169,7 +169,7 @@ def test_a_uri_is_quoted_once_for_all_templates_unless_it_is_too_long(
 
 
 def test_a_fixed_uri_may_be_as_long_as_it_was_registered() -> None:
-    catalog = filled()
+    catalog = filled_catalog()
     catalog.add(resource(long := "a:".ljust(Limits().uri_length + 1, "b")))
     assert catalog.find_resource(long) is not None
 
@@ -187,7 +187,7 @@ class OfficialSchema:
         jsonschema_rs.validator_for(schema, validate_formats=True).validate(instance)
 
 
-def everything() -> Catalog:
+def full_catalog() -> Catalog:
     """For each kind, two entries with all optional members, one of them raw, and one without optional members."""
     icons, meta, notes = (
         [Icon("https://example.com/i.png")],
@@ -230,7 +230,7 @@ def everything() -> Catalog:
 def test_every_list_conforms_to_the_schema_of_its_revision(
     revision: Revision, method: str, shared_schemas: Path
 ) -> None:
-    page = everything().list(method, revision)
+    page = full_catalog().list(method, revision)
     terms = {"resultType": "complete", "ttlMs": 0, "cacheScope": "private"} if revision is LATEST else {}
     name = {"resources/templates/list": "ListResourceTemplatesResult"}.get(method)
     name = name or f"List{method.partition('/')[0].capitalize()}Result"
@@ -241,14 +241,14 @@ def test_every_list_conforms_to_the_schema_of_its_revision(
 @req("tool-36", "tool-37", "tool-38")
 @REVISION
 def test_an_output_schema_of_no_object_is_listed_in_the_newest_revision(revision: Revision) -> None:
-    listed = {each["name"]: each for each in everything().list("tools/list", revision)["tools"]}
+    listed = {each["name"]: each for each in full_catalog().list("tools/list", revision)["tools"]}
     assert ("outputSchema" in listed["forecast"]) == (revision.name >= "2025-06-18")
     assert ("outputSchema" in listed["raw"]) == (revision is LATEST)
     assert all(each["inputSchema"]["type"] == "object" for each in listed.values())
     assert ("execution" in listed["raw"]) == (revision.name == "2025-11-25")
 
 
-def walked(catalog: Catalog, size: int, **more: Any) -> list[list[str]]:
+def pages_of(catalog: Catalog, size: int, **more: Any) -> list[list[str]]:
     pages, pager = [], Pager()
     while not pager.done:
         page = catalog.list("tools/list", LATEST, pager.params.get("cursor"), size, **more)
@@ -267,14 +267,14 @@ def test_a_list_is_in_the_order_of_registration_each_time(revision: Revision) ->
         catalog.add(tool(name))
     for _ in range(3):
         assert [each["name"] for each in catalog.list("tools/list", revision)["tools"]] == order
-    assert [name for page in walked(catalog, 7) for name in page] == order
+    assert [name for page in pages_of(catalog, 7) for name in page] == order
 
 
 @req("page-11")
 @REVISION
 @pytest.mark.parametrize("method", LISTS)
 def test_every_list_is_cut_into_pages(revision: Revision, method: str) -> None:
-    catalog = everything()
+    catalog = full_catalog()
     whole, pages, pager = catalog.list(method, revision)[LISTS[method]], [], Pager()
     while not pager.done:
         page = catalog.list(method, revision, pager.params.get("cursor"), 2)
@@ -287,7 +287,7 @@ def test_every_list_is_cut_into_pages(revision: Revision, method: str) -> None:
 @pytest.mark.parametrize("allowed", [None, lambda route: True])
 def test_an_unknown_cursor_is_refused(cursor: Any, allowed: Any) -> None:
     with pytest.raises(RequestError) as caught:
-        filled().list("tools/list", LATEST, cursor, 1, allowed)
+        filled_catalog().list("tools/list", LATEST, cursor, 1, allowed)
     assert caught.value.code == INVALID_PARAMS
 
 
@@ -327,9 +327,9 @@ def test_a_filter_hides_entries_and_changes_no_cached_page() -> None:
     catalog = Catalog()
     for name in "abcde":
         catalog.add(tool(name))
-    assert walked(catalog, 2) == [["a", "b"], ["c", "d"], ["e"]]
-    assert walked(catalog, 2, allowed=lambda route: route.key not in "bd") == [["a", "c"], ["e"]]
-    assert walked(catalog, 2) == [["a", "b"], ["c", "d"], ["e"]]
+    assert pages_of(catalog, 2) == [["a", "b"], ["c", "d"], ["e"]]
+    assert pages_of(catalog, 2, allowed=lambda route: route.key not in "bd") == [["a", "c"], ["e"]]
+    assert pages_of(catalog, 2) == [["a", "b"], ["c", "d"], ["e"]]
     assert catalog.list("tools/list", LATEST, allowed=lambda route: False) == {"tools": []}
 
 
@@ -376,7 +376,7 @@ def test_changes_between_two_pages_neither_repeat_nor_skip_an_entry(size: int, c
     ],
 )
 def test_a_second_entry_with_the_same_name_or_uri_is_refused(entry: Callable[[], Entry], why: str) -> None:
-    catalog = filled()
+    catalog = filled_catalog()
     before = {method: names(catalog, method) for method in LISTS}
     heard: list[str] = []
     catalog.on_change.append(heard.append)
@@ -422,7 +422,7 @@ def test_each_change_is_reported_after_it_was_made() -> None:
 )
 def test_an_unknown_entry_cannot_be_removed(remove: Callable[[Catalog], None], why: str) -> None:
     with pytest.raises(UsageError) as caught:
-        remove(filled())
+        remove(filled_catalog())
     assert str(caught.value) == why
 
 
@@ -474,7 +474,7 @@ def answer(found: tuple[Entry, int] | None) -> Any:
 
 @req("cmpl-08")
 def test_the_most_specific_completer_is_found() -> None:
-    catalog = filled()
+    catalog = filled_catalog()
     catalog.add(prompt("explain"))
     assert completer(catalog, "ref/prompt", "review", "code") is None
     for ref, argument in [
@@ -518,7 +518,7 @@ def test_the_most_specific_completer_is_found() -> None:
 async def test_the_completion_of_an_unknown_argument_is_refused(
     kind: str, name: str, argument: str, why: str, autojump_clock: MockClock
 ) -> None:
-    catalog = filled()
+    catalog = filled_catalog()
     catalog.add_completer(completes_with())
     with pytest.raises(ErrorResponse) as caught:
         await completed(server_of(catalog), kind, name, argument)
@@ -542,7 +542,7 @@ async def test_a_completer_gets_the_parameters_that_it_declares(
         given.extend([ref, argument, arguments, value, ctx.method])
         return []
 
-    catalog = filled()
+    catalog = filled_catalog()
     catalog.add_completer(completer_of(everything))
     route = catalog.find_completed(kind, name)
     assert route is not None
@@ -563,7 +563,7 @@ async def test_a_completer_gets_the_parameters_that_it_declares(
     ],
 )
 def test_a_completer_without_a_target_or_a_second_one_is_refused(ref: Any, argument: Any, why: str) -> None:
-    catalog = filled()
+    catalog = filled_catalog()
     catalog.add(raw_prompt(Prompt("empty"), lambda ctx, arguments: ""))
     catalog.add_completer(completes_with("first"), "review", "code")
     catalog.add_completer(completes_with("any"))
@@ -574,7 +574,7 @@ def test_a_completer_without_a_target_or_a_second_one_is_refused(ref: Any, argum
 
 
 def test_completers_are_removed_with_their_entries() -> None:
-    catalog = filled()
+    catalog = filled_catalog()
     catalog.add_completer(completes_with("old"), "review", "code")
     catalog.add_completer(completes_with("old"), "a://{x}")
     catalog.add_completer(completes_with("any"))
@@ -589,7 +589,7 @@ def test_completers_are_removed_with_their_entries() -> None:
 # Mounting.
 
 
-def nested() -> tuple[Catalog, Catalog, Catalog]:
+def nested_catalogs() -> tuple[Catalog, Catalog, Catalog]:
     outer, middle, inner = Catalog(), Catalog(), Catalog()
     outer.mount(middle, "m_")
     middle.mount(inner, "i_")
@@ -597,7 +597,7 @@ def nested() -> tuple[Catalog, Catalog, Catalog]:
 
 
 def test_mounted_names_get_a_prefix_and_mounted_uris_stay() -> None:
-    outer, inner = Catalog(), filled()
+    outer, inner = Catalog(), filled_catalog()
     outer.add(tool("add"))
     outer.mount(inner, "math.")
     assert {method: names(outer, method) for method in LISTS} == {
@@ -629,7 +629,7 @@ def test_mounted_names_get_a_prefix_and_mounted_uris_stay() -> None:
 
 @REVISION
 def test_a_mounted_entry_differs_only_in_its_name(revision: Revision) -> None:
-    outer, inner = Catalog(), everything()
+    outer, inner = Catalog(), full_catalog()
     outer.mount(inner, "x")
     for method, member in LISTS.items():
         prefix = "x" if method in ("tools/list", "prompts/list") else ""
@@ -638,7 +638,7 @@ def test_a_mounted_entry_differs_only_in_its_name(revision: Revision) -> None:
 
 
 def test_live_changes_go_up_two_levels() -> None:
-    outer, middle, inner = nested()
+    outer, middle, inner = nested_catalogs()
     heard: list[tuple[str, str]] = []
     for name, catalog in (("outer", outer), ("middle", middle), ("inner", inner)):
         catalog.on_change.append(lambda change, name=name: heard.append((name, change)))  # type: ignore[misc]
@@ -674,12 +674,12 @@ def test_live_changes_go_up_two_levels() -> None:
 def test_a_mount_is_reported_once_for_each_list() -> None:
     outer, heard = Catalog(), []
     outer.on_change.append(heard.append)
-    outer.mount(filled())
+    outer.mount(filled_catalog())
     assert heard == ["tools", "prompts", "resources"]
 
 
 def test_changes_of_a_mounted_catalog_renew_the_cached_pages() -> None:
-    outer, _, inner = nested()
+    outer, _, inner = nested_catalogs()
     assert names(outer) == []
     inner.add(tool("a"))
     assert names(outer) == ["m_i_a"]
@@ -705,7 +705,7 @@ def contents_of(*catalogs: Catalog) -> list[Any]:
 )
 def test_a_clash_in_an_outer_catalog_changes_no_catalog(level: int, taken: list[str], new: Entry, why: str) -> None:
     make = {"tools": tool, "prompts": prompt, "resources": resource, "templates": template}[new.kind]
-    catalogs = outer, _, inner = nested()
+    catalogs = outer, _, inner = nested_catalogs()
     catalogs[level].add(make(taken[level]))
     before, heard = contents_of(*catalogs), []
     for catalog in catalogs:
@@ -727,7 +727,7 @@ def test_a_clash_in_an_outer_catalog_changes_no_catalog(level: int, taken: list[
 
 
 def test_a_name_that_is_too_long_with_its_prefixes_is_refused() -> None:
-    outer, middle, inner = nested()
+    outer, middle, inner = nested_catalogs()
     inner.add(tool("x" * 124))
     with pytest.raises(UsageError, match="the name of a tool must have 1 to 128"):
         inner.add(tool("x" * 125))
@@ -852,12 +852,12 @@ def test_each_operation_shows_the_expected_entries_or_changes_nothing(operations
 )
 def test_invalid_mounts_are_refused(mount: Callable[..., None], why: str) -> None:
     with pytest.raises(UsageError) as caught:
-        mount(*nested())
+        mount(*nested_catalogs())
     assert str(caught.value).startswith(why)
 
 
 def test_a_mounted_entry_can_only_be_removed_from_its_own_catalog() -> None:
-    outer, _, inner = nested()
+    outer, _, inner = nested_catalogs()
     inner.add(tool("a"))
     with pytest.raises(UsageError, match=r"^the tool 'm_i_a' belongs to a mounted server; remove it there$"):
         outer.remove("tools", "m_i_a")
@@ -865,7 +865,7 @@ def test_a_mounted_entry_can_only_be_removed_from_its_own_catalog() -> None:
 
 
 def test_a_mounted_catalog_does_not_keep_outer_catalogs_alive() -> None:
-    part = filled()
+    part = filled_catalog()
     for number in range(3):
         outer = Catalog()
         outer.mount(part, f"p{number}_")
@@ -879,7 +879,7 @@ def test_a_mounted_catalog_does_not_keep_outer_catalogs_alive() -> None:
 
 
 async def test_completers_of_a_mounted_catalog_serve_its_own_entries(autojump_clock: MockClock) -> None:
-    outer, middle, inner = nested()
+    outer, middle, inner = nested_catalogs()
     passed: list[Catalog] = []
     for catalog in (outer, middle, inner):
 

@@ -64,7 +64,7 @@ class FakeWorkers:
                 self.becomes_ready(pid)
 
 
-def opened(size: int) -> FakeWorkers:
+def started_workers(size: int) -> FakeWorkers:
     fake = FakeWorkers(size)
     fake.open()
     return fake
@@ -87,7 +87,7 @@ def test_a_first_worker_that_cannot_start_ends_the_supervisor() -> None:
 
 
 def test_repeated_failures_of_a_worker_lengthen_the_pause_before_a_start() -> None:
-    fake, pauses = opened(2), []
+    fake, pauses = started_workers(2), []
     for _ in range(9):
         pause = fake.ends(fake.pid(1))
         assert pause is not None
@@ -105,7 +105,7 @@ def test_repeated_failures_of_a_worker_lengthen_the_pause_before_a_start() -> No
 
 @pytest.mark.parametrize(("served", "pause"), [(59.9, 0.5), (60.0, 0.0)])
 def test_a_minute_of_service_resets_the_pause(served: float, pause: float) -> None:
-    fake = opened(1)
+    fake = started_workers(1)
     fake.ends(fake.pid(1))
     fake.starts()
     fake.becomes_ready(fake.pid(1))
@@ -114,7 +114,7 @@ def test_a_minute_of_service_resets_the_pause(served: float, pause: float) -> No
 
 
 def test_the_supervisor_ends_after_some_failed_starts_of_all_workers() -> None:
-    fake = opened(2)
+    fake = started_workers(2)
     for number in (1, 2):
         fake.ends(fake.pid(number))
     tries = 0
@@ -128,7 +128,7 @@ def test_the_supervisor_ends_after_some_failed_starts_of_all_workers() -> None:
 
 
 def test_a_worker_that_cannot_start_is_retried_while_another_one_serves() -> None:
-    fake = opened(2)
+    fake = started_workers(2)
     fake.ends(fake.pid(1))
     for _ in range(50):
         fake.now = fake.roster.wakes_at()
@@ -138,7 +138,7 @@ def test_a_worker_that_cannot_start_is_retried_while_another_one_serves() -> Non
 
 
 def test_a_restart_replaces_one_worker_after_the_other() -> None:
-    fake = opened(3)
+    fake = started_workers(3)
     old = {number: fake.pid(number) for number in (1, 2, 3)}
     fake.roster.restart()
     for number in (1, 2, 3):
@@ -151,7 +151,7 @@ def test_a_restart_replaces_one_worker_after_the_other() -> None:
 
 
 def test_a_restart_keeps_the_old_workers_if_a_new_one_cannot_start() -> None:
-    fake = opened(3)
+    fake = started_workers(3)
     before = set(fake.alive)
     fake.roster.restart()
     fake.starts()
@@ -162,7 +162,7 @@ def test_a_restart_keeps_the_old_workers_if_a_new_one_cannot_start() -> None:
 
 
 def test_a_restart_during_a_restart_replaces_the_new_ones_too() -> None:
-    fake = opened(2)
+    fake = started_workers(2)
     fake.roster.restart()
     replaced = []
     for turn in range(3):
@@ -178,7 +178,7 @@ def test_a_restart_during_a_restart_replaces_the_new_ones_too() -> None:
 
 
 def test_a_worker_that_fails_during_its_replacement_needs_no_second_one() -> None:
-    fake = opened(2)
+    fake = started_workers(2)
     old = fake.pid(1)
     fake.roster.restart()
     fake.starts()
@@ -189,7 +189,7 @@ def test_a_worker_that_fails_during_its_replacement_needs_no_second_one() -> Non
 
 
 def test_no_worker_starts_after_the_stop() -> None:
-    fake = opened(2)
+    fake = started_workers(2)
     fake.roster.restart()
     fake.starts()
     fake.roster.stop()
@@ -199,7 +199,7 @@ def test_no_worker_starts_after_the_stop() -> None:
 
 
 def test_a_worker_that_is_ready_after_the_stop_replaces_no_other() -> None:
-    fake = opened(1)
+    fake = started_workers(1)
     old = fake.pid(1)
     fake.roster.restart()
     fake.starts()
@@ -231,7 +231,7 @@ def move(fake: FakeWorkers, rng: random.Random) -> None:
 @pytest.mark.parametrize("seed", range(100))
 def test_any_order_of_events_ends_with_all_workers_running(seed: int) -> None:
     """There is never more than one extra process, and no worker leaves before its successor is ready."""
-    rng, fake = random.Random(seed), opened(3)
+    rng, fake = random.Random(seed), started_workers(3)
     for _ in range(60):
         move(fake, rng)
         fake.starts()
