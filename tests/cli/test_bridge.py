@@ -242,8 +242,8 @@ def test_mistakes_are_one_line(arguments: Sequence[str], status: int, message: s
     with started(*arguments, stdin=subprocess.PIPE) as process:  # its standard input stays open
         assert process.stdout is not None
         assert process.stderr is not None
-        said, errors = process.stdout.read(), process.stderr.read()
-        assert (process.wait(timeout=60), said) == (status, "")
+        output, errors = process.stdout.read(), process.stderr.read()
+        assert (process.wait(timeout=60), output) == (status, "")
     assert errors.splitlines()[-1].startswith(message)
     assert "sesame" not in errors
 
@@ -315,19 +315,19 @@ async def test_a_host_on_stdio_logs_in_once(tmp_path: Path) -> None:
     )
     browser.chmod(0o755)
     env = {"BROWSER": f"{browser} %s &", "HOME": str(tmp_path)}
-    said = bytearray()
+    stderr = bytearray()
     async with auth_site() as site, protected_by(site) as url:
         with trio.fail_after(60):
             for _ in range(2):
                 command = [*BRIDGE, url, "--oauth", "--verbose"]
-                async with open_client(command, env=env, cwd=ROOT, stderr=said.extend) as client:
+                async with open_client(command, env=env, cwd=ROOT, stderr=stderr.extend) as client:
                     assert await client.call_tool("who", returns=str) == "notes:read"
                     site.server.expire()
                     assert await client.call_tool("who", returns=str) == "notes:read"
         grants = [each["grant_type"] for each in site.server.of("token")]
         assert grants == ["authorization_code", "refresh_token", "refresh_token"]
-        assert not [token for token in site.server.tokens if token.encode() in said]
-        assert said.count(f"trio-mcp: log in with the browser: {site.issuer}".encode()) == 1
+        assert not [token for token in site.server.tokens if token.encode() in stderr]
+        assert stderr.count(f"trio-mcp: log in with the browser: {site.issuer}".encode()) == 1
     assert os.stat(f"{tmp_path}/.config/trio-mcp/tokens.json").st_mode & 0o777 == 0o600
 
 

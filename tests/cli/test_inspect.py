@@ -21,9 +21,9 @@ NPX = f"""\
 import json, os, signal, sys
 file = sys.argv[sys.argv.index("--config") + 1]
 mode = os.stat(file).st_mode & 0o777, os.stat(os.path.dirname(file)).st_mode & 0o777
-told = {{"arguments": sys.argv[1:], "mode": mode, "config": json.load(open(file))}}
+started = {{"arguments": sys.argv[1:], "mode": mode, "config": json.load(open(file))}}
 signal.signal(signal.SIGTERM, lambda *_: sys.exit(7))
-print(json.dumps(told), flush=True)
+print(json.dumps(started), flush=True)
 if os.environ.get("WAITS"):
     signal.pause()
 sys.exit(5)
@@ -46,16 +46,16 @@ def inspect(folder: Path, *arguments: str) -> tuple[dict[str, Any], int]:
 
 
 def test_the_server_is_passed_in_a_private_file(tmp_path: Path) -> None:
-    told, status = inspect(tmp_path, SERVER, "--env", "KEY=sesame", "--revision", "2026-07-28")
+    started, status = inspect(tmp_path, SERVER, "--env", "KEY=sesame", "--revision", "2026-07-28")
     assert status == 5
-    assert told["arguments"][:3] == ["-y", "@modelcontextprotocol/inspector", "--config"]
-    assert len(told["arguments"]) == 4
-    assert "sesame" not in str(told["arguments"])
-    assert told["mode"][1] == 0o700
-    assert not os.path.exists(told["arguments"][3])  # it has been deleted
+    assert started["arguments"][:3] == ["-y", "@modelcontextprotocol/inspector", "--config"]
+    assert len(started["arguments"]) == 4
+    assert "sesame" not in str(started["arguments"])
+    assert started["mode"][1] == 0o700
+    assert not os.path.exists(started["arguments"][3])  # it has been deleted
     command = {"command": sys.executable, "args": ["-m", "trio_mcp", "run", SERVER]}
     entry = {"type": "stdio", **command, "env": {"KEY": "sesame"}, "protocolEra": "modern"}
-    assert told["config"] == {"mcpServers": {"servers.py": entry}}
+    assert started["config"] == {"mcpServers": {"servers.py": entry}}
 
 
 @pytest.mark.parametrize(
@@ -66,12 +66,12 @@ def test_the_server_is_passed_in_a_private_file(tmp_path: Path) -> None:
     ],
 )
 def test_a_url_has_its_transport(url: str, revision: Sequence[str], kind: str, era: str, tmp_path: Path) -> None:
-    told, _ = inspect(tmp_path, url, "--header", "Authorization: Bearer sesame", *revision, "--cli", "tools/list")
-    assert told["arguments"][2] == "--cli"  # it must come first; otherwise the Inspector opens its page
-    assert told["arguments"][5:] == ["--server", "a.example", "--method", "tools/list"]
+    started, _ = inspect(tmp_path, url, "--header", "Authorization: Bearer sesame", *revision, "--cli", "tools/list")
+    assert started["arguments"][2] == "--cli"  # it must come first; otherwise the Inspector opens its page
+    assert started["arguments"][5:] == ["--server", "a.example", "--method", "tools/list"]
     headers = {"Authorization": "Bearer sesame"}
     entry = {"type": kind, "url": url, "headers": headers, "protocolEra": era}
-    assert told["config"] == {"mcpServers": {"a.example": entry}}
+    assert started["config"] == {"mcpServers": {"a.example": entry}}
 
 
 @pytest.mark.parametrize(
@@ -95,11 +95,11 @@ def test_mistakes_are_one_line(
 
 def test_the_address_may_be_json_without_the_token(tmp_path: Path) -> None:
     env = environ(tmp_path, "node", "npx")
-    says = "print('Starting\\n   http://127.0.0.1:6274?TOKEN=sesame\\n   http://127.0.0.1:6275/')"
-    (tmp_path / "npx").write_text(f"#!{sys.executable}\n{says}\n")
+    script = "print('Starting\\n   http://127.0.0.1:6274?TOKEN=sesame\\n   http://127.0.0.1:6275/')"
+    (tmp_path / "npx").write_text(f"#!{sys.executable}\n{script}\n")
     shown = subprocess.run([*INSPECT, SERVER, "--json"], cwd=ROOT, env=env, capture_output=True, text=True, timeout=60)
-    told = json.loads(shown.stdout)
-    assert (told.pop("pid") > 0, told) == (True, {"url": "http://127.0.0.1:6274", "server": "servers.py"})
+    started = json.loads(shown.stdout)
+    assert (started.pop("pid") > 0, started) == (True, {"url": "http://127.0.0.1:6274", "server": "servers.py"})
     assert shown.stderr.splitlines()[1:] == ["   http://127.0.0.1:6274?TOKEN=sesame", "   http://127.0.0.1:6275/"]
 
 
@@ -107,7 +107,7 @@ def test_signals_reach_the_inspector(tmp_path: Path) -> None:
     env = {**environ(tmp_path, "node", "npx"), "WAITS": "1"}
     with subprocess.Popen([*INSPECT, SERVER], cwd=ROOT, env=env, stdout=subprocess.PIPE, text=True) as process:
         assert process.stdout is not None
-        told = json.loads(process.stdout.readline())
+        started = json.loads(process.stdout.readline())
         process.send_signal(signal.SIGTERM)
         assert process.wait(timeout=60) == 7
-    assert not os.path.exists(told["arguments"][3])
+    assert not os.path.exists(started["arguments"][3])

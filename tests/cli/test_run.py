@@ -103,9 +103,9 @@ def test_the_address_may_be_json(more: Sequence[str]) -> None:
     command = [sys.executable, "-m", "trio_mcp", "run", SERVER, "--http", "0", "--json", *more]
     with subprocess.Popen(command, cwd=ROOT, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True) as process:
         assert process.stdout is not None
-        told = json.loads(process.stdout.readline())
-        url = told.pop("url")
-        assert told == {"event": "listening", "workers": 2 if "--workers" in more else 1, "pid": process.pid}
+        event = json.loads(process.stdout.readline())
+        url = event.pop("url")
+        assert event == {"event": "listening", "workers": 2 if "--workers" in more else 1, "pid": process.pid}
         tools = run("list", url)
         process.terminate()
         rest, _ = process.communicate(timeout=60)

@@ -62,9 +62,9 @@ def test_each_start_has_a_file_of_its_own_in_a_folder(tmp_path: Path) -> None:
 
 
 def test_bytes_pass_unchanged_and_are_recorded(tmp_path: Path) -> None:
-    said = b'{"jsonrpc": "2.0",  "id": 1.0, "method": "a"}\r\nhello\n\xff\xfe\n[1, NaN]\n{"unfinished": 1}'
-    out, err = (process := tap(tmp_path / "t", ECHO)).communicate(said, timeout=60)
-    assert (out, err, process.returncode) == (said, b"", 0)
+    sent = b'{"jsonrpc": "2.0",  "id": 1.0, "method": "a"}\r\nhello\n\xff\xfe\n[1, NaN]\n{"unfinished": 1}'
+    out, err = (process := tap(tmp_path / "t", ECHO)).communicate(sent, timeout=60)
+    assert (out, err, process.returncode) == (sent, b"", 0)
     texts = ["hello", "\udcff\udcfe", "[1, NaN]"]
     values = [{"jsonrpc": "2.0", "id": 1.0, "method": "a"}, *texts, {"unfinished": 1}]
     found = frames(tmp_path / "t")
@@ -150,9 +150,9 @@ def test_output_of_a_server_that_has_ended_is_not_lost(tmp_path: Path) -> None:
 
 def test_a_full_recording_does_not_end_the_exchange(tmp_path: Path) -> None:
     process = tap(tmp_path / "t", ECHO, "--limit", "0.001")
-    said = b'{"value": "0123456789"}\n' * 1000
-    out, err = process.communicate(said, timeout=60)
-    assert (out, process.returncode) == (said, 0)
+    sent = b'{"value": "0123456789"}\n' * 1000
+    out, err = process.communicate(sent, timeout=60)
+    assert (out, process.returncode) == (sent, 0)
     assert err.startswith(b"trio-mcp: the recording is full: ")
     assert err.count(b"\n") == 1
     recording = read_recording(str(tmp_path / "t"))

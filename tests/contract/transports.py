@@ -179,7 +179,7 @@ class _Streamable(_Gateway):
         raw = headers.get(b"mcp-session-id")
         self.session = None if raw is None else raw.decode()
 
-    async def _answer(self, link: Link, head: Any, checks: Any, session: str | None, asked: Any) -> None:
+    async def _answer(self, link: Link, head: Any, checks: Any, session: str | None, request: Any) -> None:
         kind = dict(head.headers).get(b"content-type", b"")
         if kind == b"text/event-stream":
             stream = Stream(link, head, checks)
@@ -189,9 +189,9 @@ class _Streamable(_Gateway):
                     return
                 await trio.sleep(stream.retry / 1000)  # closed early: open it again for the rest
                 stream = await self.web.open(session=session, after=stream.last_event_id)
-        answer = await self.web._whole(link, head)
+        answer = await self.web._read_answer(link, head)
         if answer.status >= 400 and "id" not in answer.json:
-            await self.refused(answer, asked)
+            await self.refused(answer, request)
         elif answer.body:
             await self._read_opening(answer.json)
             await self.give(answer.body)

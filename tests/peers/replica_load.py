@@ -69,10 +69,10 @@ class Load:
 
     async def _modern(self, web: HttpClient) -> None:
         params: Any = play_params("sleep 0.05", "ask", "sleep 0.05")
-        asked = await web.call("tools/call", params)
-        if self._count(asked):
-            answers = dict.fromkeys(asked.result["inputRequests"], ANSWER)
-            again = {**params, "requestState": asked.result["requestState"], "inputResponses": answers}
+        answer = await web.call("tools/call", params)
+        if self._count(answer):
+            answers = dict.fromkeys(answer.result["inputRequests"], ANSWER)
+            again = {**params, "requestState": answer.result["requestState"], "inputResponses": answers}
             self._count(await web.call("tools/call", again))
 
     async def _legacy(self, web: HttpClient) -> None:
