@@ -17,7 +17,7 @@ import pytest
 import trio
 
 from tests.client.oauth_network import oauth_network
-from tests.hardening.test_oauth_trust import HONEST, HOSTILE, PRIVATE, naming, net, server_at
+from tests.hardening.test_oauth_trust import HONEST, HOSTILE, PRIVATE, fake_network, server_at, site_with
 from tests.http.client import request
 from tests.http.served import served
 from tests.ports import unclaimed_port
@@ -313,7 +313,7 @@ triggers("this request needs the scopes")(lambda: sign_in(scopes=("notes:write",
 
 @triggers("… leads to")
 async def _() -> str:
-    async with net(naming(server_at(HONEST))) as at:
+    async with fake_network(site_with(server_at(HONEST))) as at:
         at.places[HONEST] = [PRIVATE]
         return await at.refusal()
 
@@ -321,7 +321,7 @@ async def _() -> str:
 @triggers("the token_endpoint of")
 async def _() -> str:
     server = server_at(HONEST, iss=None, metadata={"token_endpoint": f"https://{HOSTILE}/token"})
-    async with net(naming(server)) as at:
+    async with fake_network(site_with(server)) as at:
         at.put(HONEST, server)
         return await at.refusal()
 
