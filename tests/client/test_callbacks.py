@@ -71,12 +71,12 @@ async def refused(answering: Answering, method: str, params: JsonObject, revisio
     return caught.value
 
 
-def callback_that_returns(answer: object, heard: list[Any] | None = None) -> Callable[..., Any]:
+def callback_that_returns(answer: object, received: list[Any] | None = None) -> Callable[..., Any]:
     """A callback that returns `answer`, and keeps its arguments."""
 
     def callback(*given: Any) -> object:
-        if heard is not None:
-            heard.extend(given)
+        if received is not None:
+            received.extend(given)
         return answer
 
     return callback
@@ -217,12 +217,12 @@ def test_an_invalid_offer_is_refused_when_it_is_made(offers: dict[str, Any], why
 
 @EVERY
 async def test_the_answer_of_a_model_has_the_form_of_each_revision(revision: Revision) -> None:
-    heard: list[SamplingRequest] = []
-    answering = Answering(sampling=callback_that_returns(("Hi", "gpt-9"), heard))
+    received: list[SamplingRequest] = []
+    answering = Answering(sampling=callback_that_returns(("Hi", "gpt-9"), received))
     result = await answered(answering, SAMPLE, Sample("Hello", max_tokens=10).params(revision), revision)
     assert result == {"role": "assistant", "content": {"type": "text", "text": "Hi"}, "model": "gpt-9"}
     assert Sample("Hello", max_tokens=10).read(result).model == "gpt-9"
-    (asked,) = heard
+    (asked,) = received
     assert asked.params.messages == [models.SamplingMessage("user", TextContent("Hello"))]
     assert asked.params.max_tokens == 10
     assert asked.server is not None
@@ -330,11 +330,11 @@ async def test_the_meta_of_tool_uses_and_results_is_kept(revision: Revision) -> 
         sampling_message("assistant", {**USE, "_meta": mark}),
         sampling_message("user", {**RESULT, "_meta": mark}),
     ]
-    heard: list[SamplingRequest] = []
+    received: list[SamplingRequest] = []
     answer = models.CreateMessageResult("assistant", ToolUseContent("u2", "add", {}, meta=mark), "m", "toolUse")
-    answering = Answering(sampling=callback_that_returns(answer, heard), sampling_tools=True)
+    answering = Answering(sampling=callback_that_returns(answer, received), sampling_tools=True)
     result = await answered(answering, SAMPLE, {**HELLO, "messages": messages, "tools": TOOLS}, revision)
-    blocks = [block for message in heard[0].params.messages for block in message.content]
+    blocks = [block for message in received[0].params.messages for block in message.content]
     assert [block.meta for block in blocks] == [mark, mark]  # type: ignore[union-attr]
     assert result["content"]["_meta"] == mark
 
@@ -345,17 +345,19 @@ async def test_the_meta_of_tool_uses_and_results_is_kept(revision: Revision) -> 
 async def test_tools_and_their_choice_reach_the_callback_as_they_were_sent(
     mode: str | None, revision: Revision
 ) -> None:
-    heard: list[SamplingRequest] = []
+    received: list[SamplingRequest] = []
     use = models.CreateMessageResult("assistant", ToolUseContent("u1", "add", {"a": 1}), "m", "toolUse")
     text = models.CreateMessageResult("assistant", TextContent("no"), "m")
-    answering = Answering(sampling=callback_that_returns(text if mode == "none" else use, heard), sampling_tools=True)
+    answering = Answering(
+        sampling=callback_that_returns(text if mode == "none" else use, received), sampling_tools=True
+    )
     choice: JsonObject = {} if mode is None else {"mode": mode}
     params = {**HELLO, "tools": TOOLS, "toolChoice": choice}
     result = await answered(answering, SAMPLE, params, revision)
     assert result["content"]["type"] == ("text" if mode == "none" else "tool_use")
-    assert heard[0].params.raw == params
-    assert heard[0].params.tool_choice == models.ToolChoice(mode)  # type: ignore[arg-type]
-    assert heard[0].params.tools == [models.Tool("add", {"type": "object"})]
+    assert received[0].params.raw == params
+    assert received[0].params.tool_choice == models.ToolChoice(mode)  # type: ignore[arg-type]
+    assert received[0].params.tools == [models.Tool("add", {"type": "object"})]
 
 
 @pytest.mark.parametrize(
@@ -384,10 +386,10 @@ async def test_an_answer_against_the_tool_choice_is_an_error(
 
 
 async def test_tools_are_ignored_in_revisions_without_them() -> None:
-    heard: list[SamplingRequest] = []
-    answering = Answering(sampling=callback_that_returns(("Hi", "m"), heard))
+    received: list[SamplingRequest] = []
+    answering = Answering(sampling=callback_that_returns(("Hi", "m"), received))
     await answered(answering, SAMPLE, {**HELLO, "tools": TOOLS, "toolChoice": {"mode": "required"}}, C)
-    assert (heard[0].params.tools, heard[0].params.tool_choice) == (None, None)
+    assert (received[0].params.tools, received[0].params.tool_choice) == (None, None)
 
 
 @pytest.mark.parametrize(
@@ -406,10 +408,10 @@ async def test_tools_are_ignored_in_revisions_without_them() -> None:
 )
 @req("samp-27", "samp-28", "samp-29", "samp-08")
 async def test_the_first_hint_that_matches_picks_the_model(preferences: JsonObject | None, picked: str | None) -> None:
-    heard: list[SamplingRequest] = []
+    received: list[SamplingRequest] = []
     params = HELLO if preferences is None else {**HELLO, "modelPreferences": preferences}
-    await answered(Answering(sampling=callback_that_returns(("Hi", "m"), heard)), SAMPLE, params)
-    assert heard[0].pick_model(["claude-3-opus", "claude-3-sonnet", "gpt-9"]) == picked
+    await answered(Answering(sampling=callback_that_returns(("Hi", "m"), received)), SAMPLE, params)
+    assert received[0].pick_model(["claude-3-opus", "claude-3-sonnet", "gpt-9"]) == picked
 
 
 # Forms.
@@ -453,9 +455,9 @@ async def test_a_form_is_accepted_with_its_defaults_or_declined_or_dismissed(
 @WITH_FORMS
 @req("elic-04", "elic-10", "elic-15", "elic-17", "elic-03")
 async def test_a_callback_gets_the_server_the_fields_and_the_message(revision: Revision) -> None:
-    heard: list[FormElicitationRequest] = []
-    await answered(Answering(elicitation=callback_that_returns(None, heard)), ELICIT, SIZES, revision)
-    (form,) = heard
+    received: list[FormElicitationRequest] = []
+    await answered(Answering(elicitation=callback_that_returns(None, received)), ELICIT, SIZES, revision)
+    (form,) = received
     assert form.server is not None
     assert (form.server.name, form.server.display_name) == ("weather", "The Weather")
     assert form.message == "Your order?"
@@ -473,10 +475,10 @@ async def test_a_client_answers_the_forms_of_a_server(revision: Revision) -> Non
 
 @pytest.mark.parametrize("identity", [None, {"name": 5}])
 async def test_a_server_without_a_name_may_ask(identity: Mapping[str, Any] | None) -> None:
-    heard: list[FormElicitationRequest] = []
-    answering = Answering(elicitation=callback_that_returns(None, heard))
+    received: list[FormElicitationRequest] = []
+    answering = Answering(elicitation=callback_that_returns(None, received))
     await answering.answer(ELICIT, FORM, Terms(D, identity=identity))
-    assert heard[0].server is None
+    assert received[0].server is None
 
 
 @pytest.mark.parametrize(
@@ -523,20 +525,20 @@ async def test_a_field_with_a_schema_outside_the_form_rules_can_be_answered() ->
     # The schema that pydantic makes of `str | None = None`.  Some servers send it.
     field = {"anyOf": [{"type": "string"}, {"type": "null"}], "default": None}
     params = {"message": "?", "requestedSchema": {"type": "object", "properties": {"nick": field}}}
-    heard: list[FormElicitationRequest] = []
-    answering = Answering(elicitation=callback_that_returns({"nick": "Al"}, heard))
+    received: list[FormElicitationRequest] = []
+    answering = Answering(elicitation=callback_that_returns({"nick": "Al"}, received))
     assert (await answered(answering, ELICIT, params))["content"] == {"nick": "Al"}
-    assert isinstance(heard[0].fields["nick"], MalformedContent)
-    assert heard[0].fields["nick"].raw == field
+    assert isinstance(received[0].fields["nick"], MalformedContent)
+    assert received[0].fields["nick"].raw == field
 
 
 async def test_a_default_of_an_impossible_type_is_ignored() -> None:
     fields = {"a": {"type": "object", "default": {}}, "b": {"type": "array", "default": [1]}}
     params = {"message": "?", "requestedSchema": {"type": "object", "properties": fields}}
-    heard: list[FormElicitationRequest] = []
-    answering = Answering(elicitation=callback_that_returns({}, heard))
+    received: list[FormElicitationRequest] = []
+    answering = Answering(elicitation=callback_that_returns({}, received))
     assert await answered(answering, ELICIT, params) == {"action": "accept", "content": {}}
-    assert heard[0].defaults == {}
+    assert received[0].defaults == {}
 
 
 @pytest.mark.parametrize(
@@ -612,9 +614,9 @@ async def test_an_invalid_answer_about_consent_is_an_error(answer: object) -> No
 )
 @req("elic-04", "elic-39", "elic-41")
 async def test_a_page_request_has_the_whole_url_its_host_and_warnings(url: str, host: str, warnings: list[str]) -> None:
-    heard: list[UrlElicitationRequest] = []
-    await answered(Answering(elicitation_url=callback_that_returns(False, heard)), ELICIT, {**PAGE, "url": url})
-    (page,) = heard
+    received: list[UrlElicitationRequest] = []
+    await answered(Answering(elicitation_url=callback_that_returns(False, received)), ELICIT, {**PAGE, "url": url})
+    (page,) = received
     assert (page.url, page.host, page.message) == (url, host, "Log in")
     assert len(page.warnings) == len(warnings)
     assert all(part in warning for part, warning in zip(warnings, page.warnings, strict=True))
@@ -695,12 +697,12 @@ async def test_nothing_is_fetched_or_opened_for_a_page(revision: Revision) -> No
 @pytest.mark.parametrize("id", ["1", "", "550e8400-e29b", "../\x00\n{}", "é" * 500])
 @req("elic-23", "elic-55")
 async def test_a_page_is_completed_once_and_by_its_own_id(id: str) -> None:
-    heard: list[UrlElicitationRequest] = []
-    answering = Answering(elicitation_url=callback_that_returns(True, heard))
+    received: list[UrlElicitationRequest] = []
+    answering = Answering(elicitation_url=callback_that_returns(True, received))
     await answered(answering, ELICIT, {**PAGE, "elicitationId": id})
     for params in ({}, {"elicitationId": None}, {"elicitationId": [id]}, {"elicitationId": id + " "}):
         assert answering.finished(params) is None
-    assert answering.finished({"elicitationId": id}) is heard[0]
+    assert answering.finished({"elicitationId": id}) is received[0]
     assert answering.finished({"elicitationId": id}) is None
 
 
@@ -729,16 +731,16 @@ async def test_a_page_without_consent_is_not_remembered(answer: object) -> None:
 
 async def test_a_repeated_id_belongs_to_the_later_page() -> None:
     answers = iter([True, True, False])
-    heard: list[UrlElicitationRequest] = []
+    received: list[UrlElicitationRequest] = []
 
     def visit(page: UrlElicitationRequest) -> bool:
-        heard.append(page)
+        received.append(page)
         return next(answers)
 
     answering = Answering(elicitation_url=visit)
     for _ in range(2):
         await answered(answering, ELICIT, PAGE)
-    assert answering.finished({"elicitationId": "1"}) is heard[1]
+    assert answering.finished({"elicitationId": "1"}) is received[1]
     await answered(answering, ELICIT, PAGE)
     assert answering.finished({"elicitationId": "1"}) is None
 
@@ -1125,9 +1127,10 @@ def test_a_round_can_be_cancelled_at_any_step() -> None:
 @req("elic-04")
 def test_legacy_questions_are_answered_as_separate_calls(revision: Revision) -> None:
     """`Answering.answer` takes the calls of a session, and the session takes its results."""
-    heard: list[Any] = []
+    received: list[Any] = []
     answering = answering_all(
-        sampling=callback_that_returns(("Hi", "m"), heard), elicitation=callback_that_returns({"name": "Al"}, heard)
+        sampling=callback_that_returns(("Hi", "m"), received),
+        elicitation=callback_that_returns({"name": "Al"}, received),
     )
     pair = opened(revision, answering.capabilities)
     questions: list[Inquiry[Any]] = [ListRoots(), Sample("Hello", max_tokens=10)]
@@ -1143,15 +1146,15 @@ def test_legacy_questions_are_answered_as_separate_calls(revision: Revision) -> 
         pair.pump()
         assert question.read(result) is not None
         pair.forget()
-    assert [asked.server.name for asked in heard] == ["server"] * (len(questions) - 1)
+    assert [asked.server.name for asked in received] == ["server"] * (len(questions) - 1)
 
 
 @req("elic-04")
 async def test_a_callback_gets_the_name_of_a_modern_server() -> None:
-    heard: list[FormElicitationRequest] = []
-    answering = Answering(elicitation=callback_that_returns(None, heard))
+    received: list[FormElicitationRequest] = []
+    answering = Answering(elicitation=callback_that_returns(None, received))
     pair = opened(E, answering.capabilities)
     assert pair.client.terms is not None
     await answering.answer(ELICIT, FORM, pair.client.terms)
-    assert heard[0].server is not None
-    assert heard[0].server.name == "server"
+    assert received[0].server is not None
+    assert received[0].server.name == "server"

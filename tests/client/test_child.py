@@ -651,7 +651,7 @@ async def test_the_stderr_tail_begins_at_the_start_of_a_line(written: bytes, tai
     assert child.stderr_tail == tail
 
 
-@pytest.mark.skipif(sys.platform != "linux", reason="there nobody tells what is still in a pipe")
+@pytest.mark.skipif(sys.platform != "linux", reason="other systems do not tell how much is unread in a pipe")
 async def test_has_read_nothing_is_known_after_the_end() -> None:
     async with running("say('up'); stay()", until=b"up", shutdown_timeout=SHORT) as child:
         pass
@@ -756,7 +756,7 @@ async def test_an_unusable_sys_stderr_is_no_error(
     assert not caplog.records
 
 
-FLOODS = """
+MUCH_STDERR = """
 data = memoryview(b"x" * 300_000)
 while data:
     data = data[os.write(2, data):]
@@ -785,7 +785,7 @@ async def test_an_unread_sys_stderr_blocks_neither_the_loop_nor_the_end(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     with a_pipe_as_stderr(monkeypatch) as reading:
-        async with running(FLOODS) as child:
+        async with running(MUCH_STDERR) as child:
             assert await read_from(child) == b""
             assert exit_of(child).status == 3
         assert len(child.stderr_tail) == 8192
@@ -816,7 +816,7 @@ async def test_a_sys_stderr_that_is_read_gets_all_output(monkeypatch: pytest.Mon
             size += len(os.read(reading, 2**20))
 
     with a_pipe_as_stderr(monkeypatch) as reading:
-        async with running(FLOODS) as child, trio.open_nursery() as nursery:
+        async with running(MUCH_STDERR) as child, trio.open_nursery() as nursery:
             nursery.start_soon(read)
             assert await read_from(child) == b""
     assert size == 300_000

@@ -268,8 +268,8 @@ async def test_the_answer_to_a_question_is_sent_with_new_headers(autojump_clock:
     options: dict[str, Any] = {"elicitation": think, "headers": lambda: {"Authorization": token}}
     async with open_tools(ToolServer(asks, THREE), **options) as (client, server):
         await client.call_tool("t", headers={"X-Of": "this call"})
-        told = [(each.headers.get("Authorization"), each.headers.get("X-Of")) for each in server.requests[1:]]
-        assert told == [("old", "this call"), ("new", "this call")]
+        sent_headers = [(each.headers.get("Authorization"), each.headers.get("X-Of")) for each in server.requests[1:]]
+        assert sent_headers == [("old", "this call"), ("new", "this call")]
 
 
 # Options.
@@ -348,12 +348,12 @@ async def test_a_header_that_is_not_a_string_is_refused(
 
 
 async def test_the_headers_function_must_return_a_mapping(autojump_clock: MockClock) -> None:
-    told: Any = {}
-    async with open_tools(ToolServer(THREE), headers=lambda: told) as (client, _):
-        told = "Authorization: Bearer Geheim"
+    sent_headers: Any = {}
+    async with open_tools(ToolServer(THREE), headers=lambda: sent_headers) as (client, _):
+        sent_headers = "Authorization: Bearer Geheim"
         with pytest.raises(UsageError, match=r"^headers must be a mapping by name, got str$"):
             await client.call_tool("t")
-        told = {"Authorization": "Bearer Geheim"}
+        sent_headers = {"Authorization": "Bearer Geheim"}
         await client.call_tool("t")
 
 

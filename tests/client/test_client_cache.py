@@ -178,8 +178,8 @@ async def test_headers_are_made_once_for_each_call(autojump_clock: MockClock) ->
         await client.list_tools_page()
         await client.request("prompts/list", headers={"x-of": "one"})
         await read(client)
-        told = [(each.headers.get("Authorization"), each.headers.get("X-Of")) for each in server.requests]
-        assert told == [("1", "all"), ("2", "one"), ("3", "all")]
+        sent_headers = [(each.headers.get("Authorization"), each.headers.get("X-Of")) for each in server.requests]
+        assert sent_headers == [("1", "all"), ("2", "one"), ("3", "all")]
 
 
 @req("cache-27", "cache-21")

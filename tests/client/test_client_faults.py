@@ -241,20 +241,20 @@ async def test_an_answer_received_before_its_connection_broke_is_no_deviation(
     status: int, autojump_clock: MockClock
 ) -> None:
     """The server refuses the second sending, because it waits for no answer.  The session goes on."""
-    told = trio.Event()
+    answered = trio.Event()
 
     async def handle(received: ReceivedRequest, out: ResponseWriter) -> None:
         if received.operation == "tools/call":
             await out.begin()
             sample = {"messages": [], "maxTokens": 1}
             await out.event({"jsonrpc": "2.0", "id": 1, "method": "sampling/createMessage", "params": sample})
-            await told.wait()
+            await answered.wait()
             await out.event(received.answer({"content": []}))
             await out.end()
         elif received.operation == "GET":
             await out.reply(405)
-        elif received.operation == "answer" and not told.is_set():
-            told.set()
+        elif received.operation == "answer" and not answered.is_set():
+            answered.set()
             out.close()
         else:
             await out.reply(status)
@@ -272,14 +272,14 @@ async def test_an_answer_received_before_its_connection_broke_is_no_deviation(
 
 @pytest.mark.parametrize("cuts", [1, 2, 5])
 async def test_an_answer_is_sent_again_if_its_connection_breaks(cuts: int, autojump_clock: MockClock) -> None:
-    told = trio.Event()
+    answered = trio.Event()
 
     async def handle(received: ReceivedRequest, out: ResponseWriter) -> None:
         if received.operation == "tools/call":
             await out.begin()
             sample = {"messages": [], "maxTokens": 1}
             await out.event({"jsonrpc": "2.0", "id": 1, "method": "sampling/createMessage", "params": sample})
-            await told.wait()
+            await answered.wait()
             await out.event(received.answer({"content": []}))
             await out.end()
         elif received.operation == "GET":  # keeps this connection busy, so that the answer needs a new one
@@ -289,7 +289,7 @@ async def test_an_answer_is_sent_again_if_its_connection_breaks(cuts: int, autoj
             out.close()
         else:
             await out.reply(202)
-            told.set()
+            answered.set()
 
     async with no_tasks_left(), scripted_server(legacy(handle)) as server:
         with tcp_connects_to(server.connect):

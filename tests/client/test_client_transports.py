@@ -269,7 +269,7 @@ async def test_a_tool_that_fails_has_a_result_and_a_refusal_is_an_error(variant:
 
 @req("tool-18")
 @each_transport_and_asgi()
-async def test_names_of_tools_are_told_apart_by_case(variant: Variant, clock: MockClock) -> None:
+async def test_names_of_tools_are_case_sensitive(variant: Variant, clock: MockClock) -> None:
     async with client_of(variant) as client:
         with pytest.raises(RequestError):
             await client.call_tool("Add", {"a": 1, "b": 2})
@@ -289,7 +289,7 @@ async def test_twenty_calls_at_once_each_have_their_own_answer(variant: Variant,
 
 
 @each_transport_and_asgi()
-async def test_three_megabytes_go_there_and_back(variant: Variant, clock: MockClock) -> None:
+async def test_three_megabytes_are_sent_and_returned(variant: Variant, clock: MockClock) -> None:
     text = "0123456789abcdef" * (3 * 2**16)
     async with client_of(variant) as client:
         assert await client.call_tool("swap", {"text": text}, returns=str) == text[::-1]
@@ -309,21 +309,21 @@ async def test_meta_is_sent_with_one_call_or_with_all(variant: Variant, clock: M
 @req("prog-10")
 @each_transport_and_asgi(without=["http json"])
 async def test_progress_comes_in_order_and_before_the_result(variant: Variant, clock: MockClock) -> None:
-    heard: list[tuple[float, float | None, str | None]] = []
+    received: list[tuple[float, float | None, str | None]] = []
 
     async def later(*report: Any) -> None:
         await trio.lowlevel.checkpoint()
-        heard.append(report)
+        received.append(report)
 
     def say(number: int) -> str | None:
         return None if variant.revision == A else f"number {number}"
 
     async with client_of(variant) as client:
-        await client.call_tool("count", {"to": 5}, on_progress=lambda *report: heard.append(report))
-        assert heard == [(number, 5, say(number)) for number in range(5)]
-        heard.clear()
+        await client.call_tool("count", {"to": 5}, on_progress=lambda *report: received.append(report))
+        assert received == [(number, 5, say(number)) for number in range(5)]
+        received.clear()
         assert await client.call_tool("count", {"to": 3}, on_progress=later, returns=int) == 3
-        assert heard == [(number, 3, say(number)) for number in range(3)]
+        assert received == [(number, 3, say(number)) for number in range(3)]
 
 
 @each_transport_and_asgi(without=["child"])
@@ -340,13 +340,13 @@ async def test_a_call_of_ten_minutes_has_its_answer(reports: bool, variant: Vari
                 await ctx.progress(minute)
         return "baked"
 
-    heard: list[float] = []
+    received: list[float] = []
     async with client_of(variant, server) as client:
         start = trio.current_time()
-        on_progress = (lambda done, total, message: heard.append(done)) if reports else None
+        on_progress = (lambda done, total, message: received.append(done)) if reports else None
         assert await client.call_tool("bake", on_progress=on_progress, returns=str) == "baked"
         assert trio.current_time() - start == pytest.approx(600, abs=1)
-    assert heard == ([*range(10)] if reports and variant.transport != "http json" else [])
+    assert received == ([*range(10)] if reports and variant.transport != "http json" else [])
 
 
 @settings(max_examples=200)
@@ -389,14 +389,14 @@ async def test_an_exception_of_a_progress_callback_ends_only_its_call(variant: V
 @req("log-02", "log-05", "log-15")
 @each_transport_and_asgi(without=["http json"])
 async def test_logs_are_delivered_from_the_requested_level_on(variant: Variant, clock: MockClock) -> None:
-    heard: list[Any] = []
-    async with client_of(variant, on_log=heard.append, log_level="warning") as client:
+    received: list[Any] = []
+    async with client_of(variant, on_log=received.append, log_level="warning") as client:
         await client.call_tool("talk")
-        assert [(each.level, each.logger, each.data) for each in heard] == [("warning", "house", {"loud": True})]
-        heard.clear()
+        assert [(each.level, each.logger, each.data) for each in received] == [("warning", "house", {"loud": True})]
+        received.clear()
         await client.set_log_level("debug")
         await client.call_tool("talk")
-        assert [each.level for each in heard] == ["debug", "warning"]
+        assert [each.level for each in received] == ["debug", "warning"]
         with pytest.raises(UsageError):
             await client.set_log_level("loud")  # type: ignore[arg-type]
 
@@ -566,7 +566,7 @@ async def test_a_callback_that_fails_ends_the_call_that_asked(variant: Variant, 
 
 @each_transport_and_asgi(legacy_without=["http json"])
 @req("elic-25", "elic-48")
-async def test_leaving_a_call_takes_its_question_back(variant: Variant, clock: MockClock) -> None:
+async def test_cancelling_a_call_cancels_its_question(variant: Variant, clock: MockClock) -> None:
     asked, dropped = trio.Event(), trio.Event()
 
     async def ponder(request: Any) -> Any:

@@ -224,7 +224,7 @@ async def test_requests_of_extensions_have_a_limit_separate_from_questions(
 async def test_a_message_that_does_not_fit_its_handler_is_a_deviation(
     revision: str, autojump_clock: MockClock, caplog: pytest.LogCaptureFixture
 ) -> None:
-    server, ext, heard = Server("noting"), ClientExtension(PING), list[int]()
+    server, ext, received = Server("noting"), ClientExtension(PING), list[int]()
     server.extension(PING)
 
     @server.tool
@@ -240,7 +240,7 @@ async def test_a_message_that_does_not_fit_its_handler_is_a_deviation(
 
     @ext.notification("com.example/said")
     def said(n: int) -> None:
-        heard.append(1 // n)
+        received.append(1 // n)
 
     @ext.method("com.example/ask")
     def ask(n: int) -> None:
@@ -248,7 +248,7 @@ async def test_a_message_that_does_not_fit_its_handler_is_a_deviation(
 
     async with open_client(server, revision=revision, extensions=[ext]) as client:
         assert not (await client.call_tool("work")).is_error
-        assert heard == [1]
+        assert received == [1]
         assert any("com.example/said: params/n" in each for each in client.deviations)
     assert "a callback of the client has failed" in caplog.text
 
@@ -333,7 +333,7 @@ async def test_a_result_type_of_an_extension_that_is_not_declared_is_invalid(aut
         assert (await client.request("tools/call", {"name": "work"}))["resultType"] == "later"
 
 
-async def test_wrappers_nest_and_the_time_of_the_caller_counts(autojump_clock: MockClock) -> None:
+async def test_wrappers_nest_and_the_timeout_of_the_caller_applies(autojump_clock: MockClock) -> None:
     server, order = Server("plain"), list[Any]()
     server.extension(PING)
     server.extension("com.example/other")
@@ -428,14 +428,14 @@ async def test_an_exception_of_a_wrapper_reaches_each_caller_and_the_client_goes
 
 @each_transport_and_asgi(without=("child", "http json"))
 async def test_a_client_listens_to_an_extension(variant: Variant, autojump_clock: MockClock) -> None:
-    made, heard = Pinging(), list[int]()
+    made, received = Pinging(), list[int]()
     ext = ClientExtension(
         Extension(PING, methods=[CHANGED], revisions=[LATEST]), Extension(PING, revisions=["2025-11-25"])
     )
 
     @ext.notification("com.example/changed")
     def changed(n: int) -> None:
-        heard.append(n)
+        received.append(n)
 
     async with client_of(variant, made.server, extensions=[ext]) as client:
         if not variant.modern:
@@ -449,7 +449,7 @@ async def test_a_client_listens_to_an_extension(variant: Variant, autojump_clock
             (listener,) = made.listeners
             listener.notify("com.example/changed", {"n": 5})
             await trio.sleep(1)
-            assert heard == [5]
+            assert received == [5]
         async with client.listen(filters={"pings": ["b"]}) as changes:
             assert changes.agreed == {"pings": ["b"]}
         with pytest.raises(SubscriptionUnsupported, match="other"):

@@ -60,14 +60,14 @@ async def test_progress_does_not_extend_the_timeout_of_the_caller(revision: str,
             await ctx.progress(step, 1000)
             await trio.sleep(1)
 
-    heard: list[float] = []
+    received: list[float] = []
     async with no_tasks_left(), open_memory_pair(server, revision=revision) as pair:
         start = trio.current_time()
         with trio.move_on_after(60) as scope:
-            await pair.client.call_tool("work", on_progress=lambda done, total, message: heard.append(done))
+            await pair.client.call_tool("work", on_progress=lambda done, total, message: received.append(done))
         assert scope.cancelled_caught
         assert trio.current_time() - start == pytest.approx(60)
-    assert len(heard) > 10
+    assert len(received) > 10
 
 
 @BOTH
@@ -176,15 +176,15 @@ async def test_a_url_in_a_form_is_plain_text(revision: str, autojump_clock: Mock
     async def link(ctx: Context) -> None:
         await ctx.elicit(said, asked)
 
-    heard: list[FormElicitationRequest] = []
+    received: list[FormElicitationRequest] = []
 
     async def decline(form: FormElicitationRequest) -> None:
-        heard.append(form)
+        received.append(form)
 
     async with open_memory_pair(server, revision=revision, elicitation=decline) as pair:
         await pair.client.call_tool("link")
-    assert heard[0].message == said
-    assert heard[0].defaults == {"name": said}
+    assert received[0].message == said
+    assert received[0].defaults == {"name": said}
 
 
 @BOTH
@@ -231,8 +231,8 @@ async def test_an_application_can_ping_with_its_own_interval_and_timeout(
     """The client sends no ping by itself.  The application pings in a loop in its own nursery."""
     asleep = trio.Event()
 
-    def pings(heard: list[dict[str, Any]]) -> int:
-        return [message["method"] for message in heard].count("ping")
+    def pings(received: list[dict[str, Any]]) -> int:
+        return [message["method"] for message in received].count("ping")
 
     def answer(message: dict[str, Any]) -> Any:
         if "id" in message and not asleep.is_set():
@@ -247,13 +247,13 @@ async def test_an_application_can_ping_with_its_own_interval_and_timeout(
                 return
             await trio.sleep(every)
 
-    async with scripted_stream(answer) as (stream, heard), trio.open_nursery() as nursery:
+    async with scripted_stream(answer) as (stream, received), trio.open_nursery() as nursery:
         client = await connect_client(nursery, stream, revision=D)
         await trio.sleep(1000)
-        assert pings(heard) == 0
+        assert pings(received) == 0
         nursery.start_soon(watch, client)
         await trio.sleep(10 * every - 1)
-        assert pings(heard) == 10
+        assert pings(received) == 10
         asleep.set()
         start = trio.current_time()
         with pytest.raises(SessionClosed):
@@ -301,13 +301,15 @@ async def test_an_invalid_log_message_is_a_deviation_and_reaches_no_callback(
         elif "id" in message:
             yield {"id": message["id"], "result": {}}
 
-    heard: list[Any] = []
+    received: list[Any] = []
     said: list[bytes] = []
     async with (
         scripted_stream(answer) as (stream, _),
-        open_client(stream, revision=D, on_log=heard.append, tap=lambda way, data: said.append(bytes(data))) as client,
+        open_client(
+            stream, revision=D, on_log=received.append, tap=lambda way, data: said.append(bytes(data))
+        ) as client,
     ):
         await client.call_tool("t")
-        assert [(each.level, each.data, each.logger) for each in heard] == [("info", {"a": 1}, "here")]
+        assert [(each.level, each.data, each.logger) for each in received] == [("info", {"a": 1}, "here")]
         assert any("LoggingMessage" in each for each in client.deviations)
     assert b"".join(said).count(b"notifications/message") == 2

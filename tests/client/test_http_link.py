@@ -316,7 +316,7 @@ async def test_session_id_and_version_are_sent_with_each_later_request(revision:
 async def test_no_message_overtakes_the_end_of_the_handshake(autojump_clock: MockClock) -> None:
     go = trio.Event()
 
-    async def opened_by(received: ReceivedRequest, out: ResponseWriter) -> None:
+    async def handle_all(received: ReceivedRequest, out: ResponseWriter) -> None:
         if received.operation == "notifications/initialized":
             await go.wait()
             await out.reply(202)
@@ -326,7 +326,7 @@ async def test_no_message_overtakes_the_end_of_the_handshake(autojump_clock: Moc
     async def answer(received: ReceivedRequest, out: ResponseWriter) -> None:
         await out.json(received.answer({"tools": []}))
 
-    async with scripted_server(opened_by) as server, open_http_link(server.connect, [D]) as bench:
+    async with scripted_server(handle_all) as server, open_http_link(server.connect, [D]) as bench:
         async with trio.open_nursery() as nursery:
             nursery.start_soon(bench.caller.request, "tools/list")
             with trio.move_on_after(1):
@@ -445,8 +445,8 @@ BAD = {
     "403": (reply(403), Unauthorized, "HTTP 403"),
     "error": (answers(lambda received: received.error(-32603, "oh"), 500), RequestError, "oh"),
     "error of no id": (answers(lambda received: {**received.error(-32600, "oh"), "id": None}, 400), RequestError, "oh"),
-    "redirect abroad": (reply(307, Location="http://example.com/mcp"), RemoteProtocolError, "another origin"),
-    "redirect nowhere": (reply(308), RemoteProtocolError, "Location"),
+    "other origin": (reply(307, Location="http://example.com/mcp"), RemoteProtocolError, "another origin"),
+    "redirect without a location": (reply(308), RemoteProtocolError, "Location"),
     "redirect for GET": (reply(303, Location="/other"), RemoteProtocolError, "a POST cannot follow a redirect"),
     "redirect in circles": (reply(307, Location="/mcp"), RemoteProtocolError, "more than 5 times"),
     "too busy": (reply(503, **{"Retry-After": "3600"}), NoResponse, "3600 seconds"),
@@ -756,7 +756,7 @@ async def test_attempts_to_end_the_handshake_count_if_the_server_may_have_receiv
         async def connect() -> trio.abc.Stream:
             if opened and len(open_link_to) < len(ways) and ways[len(open_link_to)] == "refused":
                 open_link_to.append(trio.current_time())
-                raise OSError("nobody listens here")
+                raise OSError("connection refused")
             return await server.connect()
 
         async with open_http_link(connect, [D]) as bench:
@@ -872,10 +872,10 @@ async def test_at_most_five_redirects_are_followed(times: int) -> None:
         else:
             await answers(lambda received: received.answer({"tools": []}))(received, out)
 
-    async def opened_by(received: ReceivedRequest, out: ResponseWriter) -> None:
+    async def handle_all(received: ReceivedRequest, out: ResponseWriter) -> None:
         await (handle if received.operation == "tools/list" else modern(unexpected))(received, out)
 
-    async with scripted_server(opened_by) as server, open_http_link(server.connect, [E]) as bench:
+    async with scripted_server(handle_all) as server, open_http_link(server.connect, [E]) as bench:
         if times == 5:
             assert await bench.caller.request("tools/list") == {"tools": []}
         else:

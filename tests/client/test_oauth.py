@@ -43,7 +43,7 @@ TRANSPORTS = [
 on_each_transport = pytest.mark.parametrize(("transport", "revision"), TRANSPORTS)
 over_http = pytest.mark.parametrize(("transport", "revision"), [("http", B), ("http", D), ("http", E), ("http+sse", A)])
 in_both_eras = pytest.mark.parametrize("revision", [D, E])
-WHOLE = ["metadata", "register", "authorize", "token"]
+WHOLE_FLOW = ["metadata", "register", "authorize", "token"]
 
 
 async def add(client: Client, number: int = 1) -> None:
@@ -63,7 +63,7 @@ async def test_one_token_is_requested_and_used_for_all_calls(
             assert client.revision == revision
             for number in range(3):
                 await add(client, number)
-        assert network.exchange_kinds() == WHOLE
+        assert network.exchange_kinds() == WHOLE_FLOW
         assert len(network.pages) == 1
 
 
@@ -90,7 +90,7 @@ async def test_an_expired_token_is_renewed_before_it_is_used(
         network.now += 3600
         seen = len(network.refused)
         await add(client)
-        assert network.exchange_kinds() == [*WHOLE, "token"]
+        assert network.exchange_kinds() == [*WHOLE_FLOW, "token"]
         assert len(network.refused) == seen  # the server refused no request
         assert len(network.pages) == 1
 
@@ -139,7 +139,7 @@ async def test_calls_run_concurrently_and_wait_for_one_flow(
         network.before_exchange = network.delay_tokens(3)
         # The metadata of the resource takes no time here, and the token request takes 3 seconds.
         assert await time_of_ten_calls() == 13
-        assert network.exchange_kinds() == [*WHOLE, "token"]
+        assert network.exchange_kinds() == [*WHOLE_FLOW, "token"]
 
 
 async def test_a_call_with_a_valid_token_does_not_wait_for_a_step_up(autojump_clock: MockClock) -> None:
@@ -166,7 +166,7 @@ def scoped_server() -> Server:
 
     @server.tool(scopes=["never"])
     async def overdo() -> str:
-        raise AssertionError("nobody may")
+        raise AssertionError("this scope is never granted")
 
     return server
 
@@ -325,7 +325,7 @@ async def test_a_valid_token_is_used_by_the_next_process(autojump_clock: MockClo
         for _ in range(2):
             async with network.client(network.auth(store=store)) as client:
                 await add(client)
-        assert network.exchange_kinds() == WHOLE
+        assert network.exchange_kinds() == WHOLE_FLOW
 
 
 async def test_two_processes_share_the_renewed_tokens(autojump_clock: MockClock) -> None:
@@ -337,7 +337,7 @@ async def test_two_processes_share_the_renewed_tokens(autojump_clock: MockClock)
                 for client in (one, other):
                     await add(client, number)
         # Each time one client has renewed the token for both.
-        assert network.exchange_kinds() == [*WHOLE, *["token"] * 4]
+        assert network.exchange_kinds() == [*WHOLE_FLOW, *["token"] * 4]
 
 
 async def test_clients_of_one_object_share_their_tokens(autojump_clock: MockClock) -> None:
@@ -347,7 +347,7 @@ async def test_clients_of_one_object_share_their_tokens(autojump_clock: MockCloc
             async with network.client(auth) as one, network.client(auth) as other:
                 await add(one)
                 await add(other)
-        assert network.exchange_kinds() == WHOLE
+        assert network.exchange_kinds() == WHOLE_FLOW
 
 
 async def test_a_failing_store_is_logged_and_the_calls_go_on(
@@ -514,7 +514,7 @@ async def test_an_assertion_callback_without_a_result_fails_the_flow(
         assert failed.value.blame is Blame.APPLICATION
 
 
-async def test_a_relay_gets_tokens_for_the_server_behind_it(autojump_clock: MockClock) -> None:
+async def test_a_relay_gets_tokens_for_its_upstream_server(autojump_clock: MockClock) -> None:
     async with no_tasks_left(), oauth_network() as network:
         async with open_relay(network.url, auth=network.auth()) as server, open_client(server) as client:
             await add(client)
@@ -728,7 +728,7 @@ async def test_the_page_outlives_the_call_that_needed_it(autojump_clock: MockClo
         for _ in range(9):
             with trio.move_on_after(10):
                 await add(client)
-                raise AssertionError("nobody has agreed yet")
+                raise AssertionError("the user has not consented yet")
         await add(client)
         assert len(network.pages) == 2
 

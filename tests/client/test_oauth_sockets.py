@@ -108,7 +108,7 @@ def bad(how: str, kind: str, site: AuthSite) -> None:
 METADATA = "oauth-authorization-server"
 PLACE = f"/.well-known/{METADATA}"
 # The fault of the server, and a part of the error message.
-TROUBLE = {
+FAULTS = {
     "another issuer": (wrong_issuer, "names another issuer"),
     "no PKCE": (no_pkce, "does not list the PKCE method S256"),
     "an answer of another issuer": (mixed_up, "came back with the issuer 'https://other.example'"),
@@ -133,12 +133,12 @@ TROUBLE = {
 
 
 @req("auth-85", "auth-91", "auth-103")
-@pytest.mark.parametrize("trouble", TROUBLE)
-async def test_a_flow_fails_at_a_faulty_server_and_works_after_the_repair(trouble: str) -> None:
+@pytest.mark.parametrize("fault", FAULTS)
+async def test_a_flow_fails_at_a_faulty_server_and_works_after_the_repair(fault: str) -> None:
     async with auth_site() as site, protected_by(site) as url, browser_user() as user:
         server = site.server
         good = (dict(server.metadata), server.iss, dict(server.denies), dict(server.redirects))
-        spoil, words = TROUBLE[trouble]
+        spoil, words = FAULTS[fault]
         spoil(site=site)
         auth = auth_of(user)
         with pytest.raises(AuthorizationFailed, match=words):

@@ -64,13 +64,13 @@ def text_of(result: CallToolResult) -> str:
 # The features that a client gets through a relay, with each pair of revisions.
 
 
-async def its_identity(client: Client, oldest: str) -> None:
+async def identity(client: Client, oldest: str) -> None:
     assert client.server["name"] == "house"
     assert client.server["version"] == "7"
     assert client.instructions == "Knock first."
 
 
-async def its_lists_page_by_page(client: Client, oldest: str) -> None:
+async def lists_page_by_page(client: Client, oldest: str) -> None:
     tools = [tool.name for tool in await client.list_tools()]
     assert tools == [name for name in TOOLS if name in tools]
     assert len(tools) == len(TOOLS)
@@ -128,11 +128,11 @@ async def prompts_and_completions(client: Client, oldest: str) -> None:
 
 
 async def progress(client: Client, oldest: str) -> None:
-    heard: list[Any] = []
-    await client.call_tool("count", {"to": 3}, on_progress=lambda *said: heard.append(said))
-    assert [said[:2] for said in heard] == [(0, 3), (1, 3), (2, 3)]
+    received: list[Any] = []
+    await client.call_tool("count", {"to": 3}, on_progress=lambda *said: received.append(said))
+    assert [said[:2] for said in received] == [(0, 3), (1, 3), (2, 3)]
     if oldest >= B:
-        assert heard[2][2] == "number 2"
+        assert received[2][2] == "number 2"
 
 
 async def meta(client: Client, oldest: str) -> None:
@@ -153,7 +153,7 @@ async def cancellation(client: Client, oldest: str) -> None:
     assert await client.call_tool("ledger", returns=list[str]) == ["mine began", "mine was cancelled"]
 
 
-async def calls_side_by_side(client: Client, oldest: str) -> None:
+async def concurrent_calls(client: Client, oldest: str) -> None:
     async with trio.open_nursery() as nursery:
         nursery.start_soon(client.call_tool, "hold", {"name": "one"})
         await wait_all_tasks_blocked()
@@ -164,8 +164,8 @@ async def changes_of_lists(client: Client, oldest: str) -> None:
     async with client.listen(tools=True, prompts=True, resources=True) as changes:
         await wait_all_tasks_blocked()
         await client.call_tool("grow")
-        heard = {(await wait_or_fail(changes.__anext__, "a change")).kind.name for _ in range(3)}
-    assert heard == {"TOOLS", "PROMPTS", "RESOURCES"}
+        received = {(await wait_or_fail(changes.__anext__, "a change")).kind.name for _ in range(3)}
+    assert received == {"TOOLS", "PROMPTS", "RESOURCES"}
 
 
 async def changes_of_resources(client: Client, oldest: str) -> None:
@@ -206,8 +206,8 @@ async def test_a_value_that_the_upstream_server_wrapped_is_not_wrapped_again(
 @pytest.mark.parametrize(
     "check",
     [
-        its_identity, its_lists_page_by_page, results, failures, errors_with_their_codes, resources,
-        prompts_and_completions, progress, meta, cancellation, calls_side_by_side, changes_of_lists,
+        identity, lists_page_by_page, results, failures, errors_with_their_codes, resources,
+        prompts_and_completions, progress, meta, cancellation, concurrent_calls, changes_of_lists,
         changes_of_resources,
     ],
 )  # fmt: skip
@@ -397,10 +397,10 @@ async def test_an_unanswered_question_does_not_block_other_clients(
 
 
 @pytest.mark.parametrize("server_revision", [C, D])
-async def test_a_call_that_waits_for_its_client_keeps_its_log_messages_from_others(
+async def test_log_messages_of_a_waiting_call_do_not_reach_other_clients(
     server_revision: str, autojump_clock: MockClock
 ) -> None:
-    heard: list[LoggingMessageParams] = []
+    received: list[LoggingMessageParams] = []
     server, asked, talked = sample_server(), trio.Event(), trio.Event()
 
     @server.tool
@@ -424,7 +424,7 @@ async def test_a_call_that_waits_for_its_client_keeps_its_log_messages_from_othe
         open_relay(server, revision=server_revision) as relay_server,
         relay_server.running(),
         open_client(relay_server, revision=E, elicitation=answer) as one,
-        open_client(relay_server, revision=E, on_log=heard.append, log_level="debug") as other,
+        open_client(relay_server, revision=E, on_log=received.append, log_level="debug") as other,
         trio.open_nursery() as nursery,
     ):
         nursery.start_soon(one.call_tool, "ask_and_talk")
@@ -433,7 +433,7 @@ async def test_a_call_that_waits_for_its_client_keeps_its_log_messages_from_othe
         await talked.wait()
         await other.call_tool("let", {"name": "other"})
         await wait_all_tasks_blocked()
-    assert heard == []
+    assert received == []
 
 
 async def test_a_client_without_a_tool_call_gets_no_question(autojump_clock: MockClock) -> None:
@@ -541,7 +541,7 @@ async def test_meta_names_reserved_in_another_revision_are_not_forwarded(server_
 @pytest.mark.parametrize("server_revision", [A, D, E])
 @pytest.mark.parametrize("client_revision", [A, D, E])
 async def test_prompts_can_report_progress(server_revision: str, client_revision: str) -> None:
-    server, heard = Server("slow"), list[Any]()
+    server, received = Server("slow"), list[Any]()
 
     @server.prompt
     async def think(ctx: Context) -> str:
@@ -550,10 +550,10 @@ async def test_prompts_can_report_progress(server_revision: str, client_revision
 
     async with relayed(server, server_revision, client_revision) as client:
         filled = await client.request(
-            "prompts/get", {"name": "think"}, on_progress=lambda *said: heard.append(said[:2])
+            "prompts/get", {"name": "think"}, on_progress=lambda *said: received.append(said[:2])
         )
         again = await client.request("prompts/get", {"name": "think"}, meta={"com.example/x": 1})
-    assert heard == [(1, 2)]
+    assert received == [(1, 2)]
     told, also = (json.loads(each["messages"][0]["content"]["text"]) for each in (filled, again))
     own = {key for key in told if key.startswith("io.modelcontextprotocol/")}
     assert bool(own) is (server_revision == E)  # meta of the relay itself
@@ -651,8 +651,8 @@ async def test_the_oldest_uncompleted_pages_are_forgotten() -> None:
 
 @pytest.mark.parametrize("client_revision", [D, E])
 async def test_messages_sent_before_a_result_arrive_before_it(client_revision: str) -> None:
-    heard: list[Any] = []
-    options: Any = {"on_log": lambda message: heard.append(message.data), "log_level": "info"}
+    received: list[Any] = []
+    options: Any = {"on_log": lambda message: received.append(message.data), "log_level": "info"}
     async with client_of_relayed_peer(D, client_revision, **options) as (peer, client), trio.open_nursery() as nursery:
 
         @nursery.start_soon
@@ -663,31 +663,31 @@ async def test_messages_sent_before_a_result_arrive_before_it(client_revision: s
             await peer.answer(asked, {"content": []})
 
         await client.call_tool("any")
-        assert heard == list(range(9))
+        assert received == list(range(9))
 
 
 @each_server_revision
 @each_client_revision
 async def test_log_messages_come_before_the_result_of_their_call(server_revision: str, client_revision: str) -> None:
-    heard: list[LoggingMessageParams] = []
+    received: list[LoggingMessageParams] = []
     async with relayed(
-        sample_server(), server_revision, client_revision, on_log=heard.append, log_level="info"
+        sample_server(), server_revision, client_revision, on_log=received.append, log_level="info"
     ) as client:
         await client.call_tool("talk")
-        assert [(each.level, each.data, each.logger) for each in heard] == [("warning", {"loud": True}, "house")]
+        assert [(each.level, each.data, each.logger) for each in received] == [("warning", {"loud": True}, "house")]
 
 
 @pytest.mark.parametrize("server_revision", [D, E])
 async def test_log_messages_of_unknown_calls_are_dropped(server_revision: str) -> None:
-    heard: list[LoggingMessageParams] = []
+    received: list[LoggingMessageParams] = []
     async with (
         single_use_target(sample_server()) as target,
         open_relay(target, revision=server_revision) as relay_server,
-        two_clients(relay_server, D, "hold", on_log=heard.append) as (_, second),
+        two_clients(relay_server, D, "hold", on_log=received.append) as (_, second),
     ):
         await second.call_tool("talk")
         await wait_all_tasks_blocked()
-    assert heard == []
+    assert received == []
 
 
 async def test_a_relay_does_not_extend_the_lifetime_of_results() -> None:
@@ -766,7 +766,7 @@ def test_a_relay_can_be_cancelled_at_any_step() -> None:
     assert cancel_at_each_step(scenario, watch=any_task) > 50
 
 
-async def test_what_the_block_raises_leaves_it_as_it_is() -> None:
+async def test_an_exception_of_the_block_is_raised_unchanged() -> None:
     mine = KeyError("mine")
     with pytest.raises(KeyError) as raised:
         async with open_relay(sample_server()):
@@ -1136,14 +1136,14 @@ async def test_a_relay_can_relay_a_relay() -> None:
 
 
 @pytest.mark.parametrize("client_revision", [B, C, D, E])
-async def test_a_stdio_server_is_shown_over_http(client_revision: str) -> None:
+async def test_a_relay_serves_a_stdio_server_over_http(client_revision: str) -> None:
     command = [sys.executable, "-m", "tests.client.sample_server"]
     async with (
         open_relay(command, cwd=HERE.parent.parent) as relay_server,
         over_http(relay_server) as url,
         open_client(url, revision=client_revision, sampling=lambda asked: ("hm", "model")) as client,
     ):
-        await its_lists_page_by_page(client, client_revision)
+        await lists_page_by_page(client, client_revision)
         await progress(client, client_revision)
         assert text_of(await client.call_tool("think")) == "model: hm"
 
@@ -1170,7 +1170,7 @@ trio.run(main)
 
 
 @pytest.mark.parametrize("client_revision", [A, D, E])
-async def test_an_http_server_is_shown_over_stdio(client_revision: str) -> None:
+async def test_a_relay_serves_an_http_server_over_stdio(client_revision: str) -> None:
     async with (
         over_http(sample_server()) as url,
         open_client(
@@ -1180,7 +1180,7 @@ async def test_an_http_server_is_shown_over_stdio(client_revision: str) -> None:
             sampling=lambda asked: ("hm", "model"),
         ) as client,
     ):
-        await its_lists_page_by_page(client, client_revision)
+        await lists_page_by_page(client, client_revision)
         await progress(client, client_revision)
         assert text_of(await client.call_tool("think")) == "model: hm"
 
@@ -1225,7 +1225,7 @@ async def test_arguments_in_headers_are_those_of_the_upstream_tool() -> None:
 async def test_methods_of_extensions_are_passed_on(
     server_revision: str, client_revision: str, autojump_clock: MockClock
 ) -> None:
-    server, heard, said = Server("extended"), list[Any](), list[Any]()
+    server, received, said = Server("extended"), list[Any](), list[Any]()
     ext = server.extension("com.example/ping", settings={"loud": True})
 
     @ext.method("com.example/ping")
@@ -1238,7 +1238,7 @@ async def test_methods_of_extensions_are_passed_on(
 
     @server.notification("com.example/heard")
     async def on_heard(n: int) -> None:
-        heard.append(n)
+        received.append(n)
 
     options: Any = {"on_notification": lambda method, params: said.append((method, params))}
     declares: Any = {"extensions": {"com.example/ping": {}}}
@@ -1249,7 +1249,7 @@ async def test_methods_of_extensions_are_passed_on(
         assert said == [("com.example/said", {"target": "moon"})]
         assert await client.notify("com.example/heard", {"n": 1})
         await trio.sleep(1)
-        assert heard == [1]
+        assert received == [1]
         with pytest.raises(RequestError) as caught:
             await client.request("com.example/unknown")
         assert caught.value.code == METHOD_NOT_FOUND
@@ -1274,12 +1274,12 @@ async def test_a_middleware_that_changes_a_list_with_a_mounted_relay_changes_no_
 
 
 async def test_a_mounted_relay_gets_methods_unknown_to_the_other_servers(autojump_clock: MockClock) -> None:
-    upstream, outer, heard = Server("upstream"), Server("outer"), list[int]()
+    upstream, outer, received = Server("upstream"), Server("outer"), list[int]()
     upstream.method("com.example/both")(lambda: {"by": "upstream"})
     upstream.method("com.example/one")(lambda: {"by": "upstream"})
 
     async def hear(n: int) -> None:  # not in a thread: the clock does not wait for threads
-        heard.append(n)
+        received.append(n)
 
     upstream.notification("com.example/heard")(hear)
     outer.method("com.example/both")(lambda: {"by": "outer"})
@@ -1293,7 +1293,7 @@ async def test_a_mounted_relay_gets_methods_unknown_to_the_other_servers(autojum
             assert caught.value.code == METHOD_NOT_FOUND
             await client.notify("com.example/heard", {"n": 1})
             await trio.sleep(1)
-            assert heard == [1]
+            assert received == [1]
 
 
 @each_client_revision
@@ -1345,7 +1345,7 @@ async def test_a_session_that_is_being_closed_is_not_opened_again(autojump_clock
         assert text_of(await client.call_tool("add", {"a": 1, "b": 2})) == "3"
 
 
-async def test_a_session_whose_client_leaves_meanwhile_is_closed(autojump_clock: MockClock) -> None:
+async def test_a_session_is_closed_if_its_client_leaves_meanwhile(autojump_clock: MockClock) -> None:
     for number in range(0, 60, 6):  # steps after the beginning
         relay = Relay(sample_server(), ASKS, (), tuple(REVISIONS), {})
         async with (

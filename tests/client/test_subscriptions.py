@@ -1035,9 +1035,7 @@ async def test_no_block_waits_if_no_further_session_is_expected(revision: str, a
 
 @ERAS
 @pytest.mark.parametrize("entered", [True, False])
-async def test_when_the_client_is_closed_every_block_ends(
-    revision: str, entered: bool, autojump_clock: MockClock
-) -> None:
+async def test_closing_the_client_ends_every_block(revision: str, entered: bool, autojump_clock: MockClock) -> None:
     async with open_scripted(revision) as (listening, _, peer), blocks(listening, (TOOLS_CHANGED, ONE)) as [block]:
         if entered:
             request = (await agree(peer, revision, ("r://one",)))[0]

@@ -92,7 +92,7 @@ async def test_a_dropped_link_ends_calls_and_handlers(autojump_clock: MockClock)
     assert trio.current_time() < 3600
 
 
-async def test_what_the_block_raises_leaves_it_as_it_is() -> None:
+async def test_an_exception_of_the_block_is_raised_unchanged() -> None:
     mine = KeyError("mine")
     with pytest.raises(KeyError) as raised:
         async with open_memory_pair(adder()):
@@ -134,10 +134,10 @@ async def test_the_server_shuts_down_regularly(autojump_clock: MockClock) -> Non
 
 
 async def test_the_tap_of_the_user_gets_all_messages() -> None:
-    heard: list[tuple[str, bytes]] = []
-    async with open_memory_pair(adder(), tap=lambda *said: heard.append(said)) as pair:
+    received: list[tuple[str, bytes]] = []
+    async with open_memory_pair(adder(), tap=lambda *said: received.append(said)) as pair:
         await pair.client.call_tool("add", {"a": 1, "b": 2})
-    sent = b"".join(data for direction, data in heard if direction == "out").decode().splitlines()
+    sent = b"".join(data for direction, data in received if direction == "out").decode().splitlines()
     assert sent == [line.text for line in pair.transcript if line.mark == ">"]
 
 

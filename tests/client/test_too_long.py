@@ -191,7 +191,7 @@ async def test_a_call_to_a_server_in_the_same_process_fails_at_the_limit(
 
 
 @pytest.mark.parametrize("revision", [A, E])
-async def test_a_stray_print_of_a_server_can_be_found_and_is_not_repeated_to_it(
+async def test_a_stray_print_of_a_server_is_reported_and_not_sent_back(
     revision: str, autojump_clock: MockClock
 ) -> None:
     async with open_scripted_link(revision, {}) as (link, peer):
