@@ -507,7 +507,7 @@ async def caller_on(tested: ServerUnderTest, transport: str) -> AsyncIterator[An
         async def call(method: str, params: Any) -> Any:
             scope, events = posted(HttpClient(None).request(method, params))  # type: ignore[arg-type]
             await app({**scope, "client": ("10.0.0.1", 1)}, events.receive, events.send)
-            return Answer(events.status, Headers(events.said[0]["headers"]), events.body, ())
+            return Answer(events.status, Headers(events.sent[0]["headers"]), events.body, ())
 
         async with app.running():
             yield call
