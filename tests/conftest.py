@@ -57,6 +57,12 @@ def pytest_configure(config: pytest.Config) -> None:
         config.option.seed = random.randrange(1000)
 
 
+@pytest.hookimpl(optionalhook=True)
+def pytest_xdist_auto_num_workers() -> int:
+    """For `-n auto`: one worker more than there are cores, because some tests wait for processes and sockets."""
+    return (os.cpu_count() or 1) + 1
+
+
 @pytest.hookimpl(trylast=True)
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
     speed = config.getoption("speed")

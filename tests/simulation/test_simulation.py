@@ -134,6 +134,7 @@ def test_replicas_behave_like_one_server(plans: list[Plan]) -> None:
         assert not play(plan).violations
 
 
+@pytest.mark.full  # it tests the simulation, and not the package
 @pytest.mark.parametrize("mistake", MISTAKES_OF_REPLICAS)
 def test_a_mistake_between_replicas_breaks_its_rule(mistake: str) -> None:
     make, words = MISTAKES_OF_REPLICAS[mistake]
