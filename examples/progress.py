@@ -17,7 +17,7 @@ from trio_mcp import Context, Field, Server
 Rows = Annotated[int, Field(ge=1, le=1_000_000)]
 
 server = Server("progress", version="1.0")
-folder = Path(sys.argv[1] if len(sys.argv) > 1 else ".")
+folder = Path(".")
 
 
 @server.tool
@@ -49,4 +49,6 @@ def count_primes(below: Rows, ctx: Context) -> int:
 
 
 if __name__ == "__main__":
+    # Only here: under `trio-mcp`, the arguments of the process are those of `trio-mcp`.
+    folder = Path(sys.argv[1] if len(sys.argv) > 1 else ".")
     server.run()
