@@ -145,5 +145,7 @@ async def main(port: int) -> None:
 
 
 if __name__ == "__main__":
+    if len(sys.argv) != 2:
+        sys.exit(__doc__)
     with suppress(KeyboardInterrupt):
         asyncio.run(main(int(sys.argv[1])))

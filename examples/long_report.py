@@ -36,7 +36,7 @@ async def report(chapters: int, ctx: Context) -> str:
         await trio.sleep(0.2)
         written.append(f"Chapter {chapter}.")
     answer = await ctx.elicit("How shall it end?", Ending)
-    ending = answer.value.tone if isinstance(answer, Accepted) else "abrupt"
+    ending = answer.value.tone if isinstance(answer, Accepted) else "sudden"
     return " ".join([*written, f"A {ending} ending."])
 
 
@@ -77,5 +77,7 @@ if __name__ == "__main__":
             print(trio.run(begin, url))
         case ["fetch", url, id]:
             trio.run(fetch, url, id)
-        case _:
+        case []:
             trio.run(run_all)
+        case _:
+            sys.exit(__doc__)
