@@ -1,9 +1,10 @@
 """A client that uses each feature of `Client` with the server `kitchen.py`, and prints the results.
 
     python examples/client.py               # in the newest revision
-    python examples/client.py 2024-11-05    # in an older revision, in which some parts end with an error that says why
+    python examples/client.py 2024-11-05    # in an older revision
 
-This file is an example to read.  To look at other servers, run `look.py`.
+A part prints an error if the revision lacks its feature.  This file is an example to read.  To look at other servers,
+run `look.py`.
 """
 
 from __future__ import annotations
@@ -143,7 +144,7 @@ async def handle_errors(client: Client) -> None:
     try:
         await client.read_resource("recipes://stones")
     except RequestError as error:
-        print(f"  {error.code}: {error}, {error.data}")
+        print(f"  {error}, {error.data}")
 
 
 async def read_resources_and_prompts(client: Client) -> None:

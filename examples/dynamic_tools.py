@@ -32,7 +32,7 @@ async def learn(name: str, text: str) -> str:
 async def forget(name: str) -> str:
     """Forget a phrase: its tool disappears."""
     if name not in phrases:
-        raise ToolError(f"There is no such phrase; there are: {', '.join(sorted(phrases))}")
+        raise ToolError(f"There is no such phrase; there are: {', '.join(sorted(phrases)) or 'none'}")
     phrases.remove(name)
     server.remove_tool(name)
     return f"There is no tool {name} any more."
