@@ -2,7 +2,8 @@
 
 python examples/file_browser.py
 
-It shows how a handler asks the client and continues with the answer, in every revision of the protocol.
+It shows how a handler asks the client and continues with the answer, in every revision of the protocol.  Call it with a
+client that has roots, such as `open_client(command, roots=[folder])`; `trio-mcp call` has none.
 """
 
 from dataclasses import dataclass

@@ -47,7 +47,7 @@ def answer_form(request: FormElicitationRequest) -> dict[str, str]:
 
 async def begin(url: str) -> str:
     """Begin a report and disconnect."""
-    # A task may ask only the questions that the client supports which began it, so `elicitation` is needed here, too.
+    # A task may ask only questions that the client that began it supports, so `elicitation` is needed here, too.
     async with open_client(url, tasks=True, elicitation=answer_form) as client:
         task = await client.start_task("report", {"chapters": 3})
         print("begun:", (await task.status()).status.value)
