@@ -102,7 +102,8 @@ def test_a_question_is_answered_by_its_key(url: str) -> None:
     assert wrong.returncode == 2
     assert "must be a JSON object with the fields of the form, accept, decline or cancel, got '1'" in wrong.stderr
     unknown = run("task", "answer", url, id, "size=decline")
-    assert (unknown.returncode, unknown.stderr) == (2, f"trio-mcp: the task has no question size; it asks {key}\n")
+    advice = f"trio-mcp: the task has no question size; it asks {key}: write {key}=JSON\n"
+    assert (unknown.returncode, unknown.stderr) == (2, advice)
     assert run("task", "answer", url, id, f'{key}={{"size": "large"}}').returncode == 0
     assert run("task", "follow", url, id).stdout.splitlines()[-1] == "large"
 

@@ -135,7 +135,8 @@ async def _answer(arguments: argparse.Namespace, client: Client, output: Output)
     if not REVISIONS[client.revision].handshake:  # in others there are no answers, as the error says
         asked = {each.key: each for each in (await task.status()).questions}
         if unknown := sorted(texts.keys() - asked):  # servers ignore these
-            raise UsageError(f"the task has no question {few_names(unknown)}; it asks {few_names(asked) or 'nothing'}")
+            known = f"it asks {few_names(asked)}: write {next(iter(asked))}=JSON" if asked else "it asks nothing"
+            raise UsageError(f"the task has no question {few_names(unknown)}; {known}")
     await task.answer({key: _response(key, text, asked.get(key)) for key, text in texts.items()})
     return 0
 
