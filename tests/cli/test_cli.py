@@ -300,6 +300,14 @@ def test_a_failed_resource_is_reported_with_the_log_of_the_server(tmp_path: Path
     assert "the log of the server" not in run("read", "server.py", "notes://x", "--verbose", cwd=tmp_path).stderr
 
 
+def test_a_file_does_not_see_the_arguments_of_the_command(tmp_path: Path) -> None:
+    (tmp_path / "server.py").write_text(
+        "import sys\nfrom trio_mcp import Server\nserver = Server('s')\ngiven = sys.argv[1:]\n"
+        "@server.resource('file://arguments')\ndef arguments() -> str:\n    return f'{given}'\n"
+    )
+    assert run("read", "server.py", "file://arguments", cwd=tmp_path).stdout == "[]\n"
+
+
 @pytest.mark.full
 @pytest.mark.parametrize(("revision", "hinted"), [("2026-07-28", True), ("2025-11-25", False)])
 def test_a_server_that_asks_only_in_older_revisions_gets_a_hint(revision: str, hinted: bool, tmp_path: Path) -> None:

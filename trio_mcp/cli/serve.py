@@ -202,6 +202,7 @@ def load_server(target: str) -> Any:
     from trio_mcp.server.server import Server
 
     file, _, name = target.partition(":")
+    sys.argv = [file]  # the arguments of trio-mcp mean nothing to a module that reads some
     module = _module(file)
     servers = {id(each): key for key, each in vars(module).items() if isinstance(each, Server)}
     names = ", ".join(f"{file}:{key}" for key in servers.values())
