@@ -89,7 +89,7 @@ class _InFlight:
     """A message that is being sent; for a request, until it has its answer."""
 
     scope: trio.CancelScope = attrs.field(factory=trio.CancelScope)
-    sent: bool = False
+    sent_at: float = math.inf  # until it is sent
     streaming: bool = False  # the response is a stream that has begun
     answered: bool = False  # the answer came on another stream
 
@@ -104,6 +104,7 @@ class _ResumedStream:
     requested: trio.Event = attrs.field(factory=trio.Event)  # set when the first attempt to open it has ended
     opened: bool = False
     attempts: int = 0  # number of connections by GET
+    sent_at: float = math.inf  # the time of the last GET
     seconds_open: float = 0  # duration of the last connection
     done: bool = False  # its answer has come
     reader: EventReader = attrs.field(init=False)  # of the last connection
@@ -156,7 +157,6 @@ class HttpLink(ClientSession):
         self._changed = trio.lowlevel.ParkingLot()  # woken when a stream begins or a message is done
         self._closed = False
         self._session_gone = False  # the server has forgotten the session
-        self._reply_seconds = 0.0  # the time that the newest reply took to begin
 
     # Transport
 
@@ -225,7 +225,7 @@ class HttpLink(ClientSession):
         flight = self._in_flight.pop(id, None)
         if flight is None:
             return
-        if not flight.sent:
+        if flight.sent_at == math.inf:
             self._never_sent.add(id)
         elif self._sse:
             # On another connection a cancellation could arrive before its request, and would have no effect.
@@ -250,11 +250,11 @@ class HttpLink(ClientSession):
                     early = not isinstance(message, Request | Notification) or message.method in _EARLY
                     if not early:
                         await self._handshake_done.wait()
-                flight.sent = True
+                flight.sent_at = trio.current_time()
                 try:
                     verdict = await self._converse(self._exchange(message), flight)
                     if verdict is not None:
-                        self._handle_verdict(message, verdict)
+                        self._handle_verdict(message, verdict, flight.sent_at)
                 except McpError as error:
                     why = error
                     if isinstance(error, SessionLost):
@@ -276,9 +276,7 @@ class HttpLink(ClientSession):
         """Send a message and return its verdict, or None if the verdict was handled already."""
         message = exchange.message
         pending = self._pending.get(message.id) if isinstance(message, Request) else None
-        start = trio.current_time()
         verdict, exchange, reply = await self._sender.send(exchange, () if pending is None else pending.headers)
-        self._reply_seconds = trio.current_time() - start
         if not isinstance(verdict, rules.Streaming):
             return verdict
         stream = _ResumedStream(exchange, rules.StreamResumption(exchange.revision), flight)
@@ -290,7 +288,7 @@ class HttpLink(ClientSession):
         if stream.done:
             return None
         if isinstance(verdict, rules.SessionGone):
-            self._handle_session_gone(None)  # without the id of this request, because it may have run
+            self._handle_session_gone(None, stream.sent_at)  # without the id of this request, because it may have run
             return None
         if isinstance(verdict, rules.ReplyLost) and stream.error is not None:
             raise NoResponse(f"{title_of(exchange.message)} has no answer: {verdict.why}") from stream.error
@@ -380,7 +378,7 @@ class HttpLink(ClientSession):
         if self.session.queued:
             self.wake()
 
-    def _handle_verdict(self, message: Message | None, verdict: rules.ReplyVerdict) -> None:
+    def _handle_verdict(self, message: Message | None, verdict: rules.ReplyVerdict, sent_at: float = math.inf) -> None:
         id = message.id if isinstance(message, Request) else None
         if id is not None and self._in_flight.pop(id, None) is None:
             return  # no task waits for it any more
@@ -390,7 +388,7 @@ class HttpLink(ClientSession):
             case rules.TryInitialize(why):
                 self.fall_back(why)
             case rules.SessionGone():
-                self._handle_session_gone(id)
+                self._handle_session_gone(id, sent_at)
             case rules.Challenged(status, challenge):
                 # A 403 without a challenge has another reason, such as the origin, or a user without access.
                 advice = f"; {AUTH_ADVICE}" if status == 401 or challenge else ""
@@ -420,8 +418,8 @@ class HttpLink(ClientSession):
         else:
             self._close(error)
 
-    def _handle_session_gone(self, id: Id | None) -> None:
-        """http-58: the server has forgotten the session.
+    def _handle_session_gone(self, id: Id | None, sent_at: float) -> None:
+        """http-58: the server has forgotten the session.  `sent_at` is the time of the message that it has refused.
 
         Other requests in flight probably get the same reply as soon as this one did, which proves that they have not
         run.  Requests with a response stream may have run.
@@ -430,13 +428,13 @@ class HttpLink(ClientSession):
         if id is not None:
             self.fail(id, SessionLost(False))
         for other, flight in list(self._in_flight.items()):
-            if not flight.sent:
+            if flight.sent_at == math.inf:
                 self.request_abandoned(other)
                 self.fail(other, SessionLost(False))
         if all(each.streaming for each in self._in_flight.values()):
             self._close(SessionLost(True))
         elif first:
-            seconds = max(_GONE_SECONDS, min(self._reply_seconds, ACKNOWLEDGE_TIMEOUT))
+            seconds = max(_GONE_SECONDS, min(trio.current_time() - sent_at, ACKNOWLEDGE_TIMEOUT))
 
             async def end() -> None:
                 with trio.move_on_after(seconds):
@@ -493,7 +491,7 @@ class HttpLink(ClientSession):
                     verdict = rules.ReplyLost(str(error))
                 if isinstance(verdict, rules.SessionGone):
                     if stream.opened:
-                        self._handle_session_gone(None)
+                        self._handle_session_gone(None, stream.sent_at)
                         return
                     # A 404 to the first GET may only mean that the server has no event stream; a POST shows if the
                     # session is gone.
@@ -518,9 +516,8 @@ class HttpLink(ClientSession):
                     if stream.keep_alives.timeout < math.inf:
                         # Servers without keep-alives may send the response head only with the first event.
                         scope.deadline = trio.current_time() + max(stream.keep_alives.timeout, ACKNOWLEDGE_TIMEOUT)
-                    start = trio.current_time()
+                    stream.sent_at = trio.current_time()
                     verdict, _, reply = await self._sender.send(get)
-                    self._reply_seconds = trio.current_time() - start
                     scope.deadline = math.inf
                     if isinstance(verdict, rules.Streaming):
                         if (stream.attempts > 1 or reply.replayed) and not stream.resumption.last_event_id:
