@@ -18,6 +18,7 @@ from trio.testing import MockClock
 from tests.client.matrix import no_tasks_left, tcp_connects_to
 from tests.http.scripted_server import B, D, E
 from tests.http.served import MemoryListener
+from tests.random_json import randomly_changed
 from trio_mcp import McpError, connect_client
 from trio_mcp.client import Client
 from trio_mcp.types import PromptReference
@@ -111,21 +112,8 @@ class RandomServer:
             result |= {"resultType": "complete", "ttlMs": 5, "cacheScope": "public"}
         answer: Any = {"jsonrpc": "2.0", "id": request["id"], "result": result}
         while self.chance.random() < 0.25:
-            answer = self.changed(answer)
+            answer = randomly_changed(self.chance, answer, JUNK, NAMES)
         return answer
-
-    def changed(self, value: Any) -> Any:
-        chance = self.chance
-        if not isinstance(value, dict | list) or not value or chance.random() < 0.1:
-            return copy.deepcopy(chance.choice(JUNK)) if chance.random() < 0.3 else value
-        if isinstance(value, list):
-            return [self.changed(each) for each in value]
-        name, way = chance.choice(list(value)), chance.random()
-        if way < 0.15:
-            return {key: each for key, each in value.items() if key != name}
-        if way < 0.5:
-            return {**value, name if way < 0.35 else chance.choice(NAMES): copy.deepcopy(chance.choice(JUNK))}
-        return {**value, name: self.changed(value[name])}
 
 
 async def attempt(client: Client, call: int) -> None:

@@ -20,6 +20,7 @@ from trio.testing import MockClock
 from tests.http.client import HttpClient, request
 from tests.http.scripted_server import SSE_PATHS, B, D, E
 from tests.http.served import served
+from tests.random_json import randomly_changed
 from trio_mcp import Context, Limits, Server
 
 JUNK: list[Any] = [
@@ -85,7 +86,7 @@ class RandomClient:
         if method.startswith("notifications/"):
             del message["id"]
         while chance.random() < 0.4:
-            message = self.changed(message)
+            message = randomly_changed(self.chance, message, JUNK, NAMES)
         body = json.dumps([message, message] if chance.random() < 0.05 else message).encode()
         fields = ["Host: 127.0.0.1:3000", "Content-Type: application/json", f"MCP-Protocol-Version: {revision}"]
         fields.append(
@@ -109,19 +110,6 @@ class RandomClient:
         if chance.random() < 0.1:
             whole[chance.randrange(len(whole))] = chance.randrange(256)
         return bytes(whole[: chance.randrange(len(whole))] if chance.random() < 0.05 else whole)
-
-    def changed(self, value: Any) -> Any:
-        chance = self.chance
-        if not isinstance(value, dict | list) or not value or chance.random() < 0.1:
-            return copy.deepcopy(chance.choice(JUNK)) if chance.random() < 0.3 else value
-        if isinstance(value, list):
-            return [self.changed(each) for each in value]
-        name, way = chance.choice(list(value)), chance.random()
-        if way < 0.15:
-            return {key: each for key, each in value.items() if key != name}
-        if way < 0.5:
-            return {**value, name if way < 0.35 else chance.choice(NAMES): copy.deepcopy(chance.choice(JUNK))}
-        return {**value, name: self.changed(value[name])}
 
     async def visit(self, web: HttpClient, revision: str, session: str | None) -> None:
         stream = (await web.link()).stream
